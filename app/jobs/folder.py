@@ -97,8 +97,12 @@ class JobFolder:
             self.files.close()
 
     def read(self, query: str, *values: object) -> list[dict[str, Any]]:
-        """Return the rows that a query finds."""
-        with self._mutex:
+        """Return the rows that a query finds.
+
+        Raises:
+            NotStored: The disk did not give them.
+        """
+        with self._mutex, _as_not_stored():
             return [dict(row) for row in self._db.execute(query, values)]
 
     @contextmanager
@@ -111,25 +115,22 @@ class JobFolder:
         Raises:
             NotStored: The disk took no more.
         """
-        with self._mutex:
-            try:
-                # Each by itself: they are gone even if what follows is refused for want of room.
-                for job in tuple(self._abandoned):
-                    self._db.execute("DELETE FROM job WHERE id = ?", (job,))
-                    self._abandoned.remove(job)
-                zero_s = time.time() - elapsed_s()
-                if abs(zero_s - self._zero_s) < CLOCK_S:
-                    zero_s = self._zero_s
-                with self._db:  # Commits what was begun, or rolls it back.
-                    self._db.execute("BEGIN IMMEDIATE")
-                    if zero_s != self._zero_s:
-                        for move in MOVE_TIMES:
-                            self._db.execute(move, (zero_s - self._zero_s,))
-                    yield self._db
-                    usage = Usage(*self._db.execute(USAGE).fetchone())
-                self.usage, self._zero_s = usage, zero_s
-            except sqlite3.OperationalError as error:
-                raise not_stored() from error
+        with self._mutex, _as_not_stored():
+            # Each by itself: they are gone even if what follows is refused for want of room.
+            for job in tuple(self._abandoned):
+                self._db.execute("DELETE FROM job WHERE id = ?", (job,))
+                self._abandoned.remove(job)
+            zero_s = time.time() - elapsed_s()
+            if abs(zero_s - self._zero_s) < CLOCK_S:
+                zero_s = self._zero_s
+            with self._db:  # Commits what was begun, or rolls it back.
+                self._db.execute("BEGIN IMMEDIATE")
+                if zero_s != self._zero_s:
+                    for move in MOVE_TIMES:
+                        self._db.execute(move, (zero_s - self._zero_s,))
+                yield self._db
+                usage = Usage(*self._db.execute(USAGE).fetchone())
+            self.usage, self._zero_s = usage, zero_s
 
     def require_room(self, owner: str, size: int) -> None:
         """Check, in a transaction, that an owner may keep so many bytes more.
@@ -174,6 +175,14 @@ class JobFolder:
             unfinished = db.execute("SELECT id FROM job WHERE finished_s IS NULL")
             needed = {row["id"] for row in unfinished}
         self.files.keep_only(needed)
+
+
+@contextmanager
+def _as_not_stored() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise not_stored() from error
 
 
 def elapsed_s() -> float:

@@ -48,7 +48,11 @@ class LogWriter(logging.Handler, Collector):
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the line of a record; ``logging`` calls this from one thread at a time."""
         try:
-            self._lines.put_nowait((self._line(record), self._refused))
+            line = self._line(record)
+        except Exception:  # noqa: BLE001 - of a library, whose caller it must not reach
+            line = self._unreadable(record)
+        try:
+            self._lines.put_nowait((line, self._refused))
         except queue.Full:
             self._refused += 1
 
@@ -85,9 +89,15 @@ class LogWriter(logging.Handler, Collector):
                 reported += missing
 
     def _report(self, count: int) -> bytes:
-        fields = {"levelno": logging.WARNING, "levelname": "WARNING", "name": __name__}
-        report = {**fields, "msg": "log lines dropped", "lines": count}
-        return self._line(logging.makeLogRecord(report))
+        return self._warning(__name__, "log lines dropped", lines=count)
+
+    def _unreadable(self, record: logging.LogRecord) -> bytes:
+        where = f"{record.module}:{record.lineno}"
+        return self._warning(record.name, "a message does not fit its arguments", where=where)
+
+    def _warning(self, name: str, message: str, **extra: object) -> bytes:
+        fields = {"levelno": logging.WARNING, "levelname": "WARNING", "name": name, "msg": message}
+        return self._line(logging.makeLogRecord(fields | extra))
 
     def _write(self, content: bytes) -> None:
         while content:

@@ -368,6 +368,12 @@ def test_disk_that_takes_no_file_refuses_the_job(
     assert store.folder.usage.bytes == 0
 
 
+def test_disk_that_gives_nothing_is_told(store: JobStore) -> None:
+    store.folder._db.set_progress_handler(lambda: 1, 1)  # noqa: SLF001 - queries end, as on a bad disk
+    with pytest.raises(NotStored):
+        store.list_jobs("anna")
+
+
 def test_folder_that_is_gone_takes_no_job(store: JobStore, tmp_path: Path) -> None:
     (tmp_path / "jobs" / "scans").rmdir()
     with pytest.raises(NotStored):

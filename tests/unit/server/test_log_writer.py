@@ -49,6 +49,18 @@ def test_lines_are_written_in_order_and_at_the_end_all_of_them(pipe: Pipe) -> No
     assert handler.dropped == 0
 
 
+def test_message_that_does_not_fit_its_arguments_reaches_no_caller(pipe: Pipe) -> None:
+    stream, logger, handler = pipe
+    record = logger.makeRecord(logger.name, logging.INFO, __file__, 1, "%d voxels", ("many",), None)
+    handler.handle(record)
+    logger.warning("next")
+    handler.close()
+    first, second = (json.loads(stream.readline()) for _ in range(2))
+    assert first["message"] == "a message does not fit its arguments"
+    assert first["where"] == "test_log_writer:1"
+    assert second["message"] == "next"
+
+
 def test_nobody_waits_for_a_reader_and_dropped_lines_are_reported(pipe: Pipe) -> None:
     stream, logger, handler = pipe
     count = 10 * LINES
