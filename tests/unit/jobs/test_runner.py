@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -257,9 +258,10 @@ def test_scans_the_disk_has_no_room_for_say_so_and_hold_up_no_other(
         assert runner.why_waits(other) is None
         waiting = await settled("anna", archive, 1)
         await until(lambda: len(runner._aside) == 4)  # noqa: SLF001 - nothing else waits now
-        assert runner.why_waits(waiting) == (
-            "expected a disk with room for the 60 bytes of a scan of the archive, got one with "
-            "50; it is tried again"
+        assert re.fullmatch(  # Any of the four may have been the first.
+            "expected a disk with room for the 6[0-3] bytes of a scan of the archive, got one with "
+            "50; it is tried again",
+            runner.why_waits(waiting) or "",
         )
         assert archive not in mapped_files()  # Removed, it gives its room back.
         for _ in range(MAX_ATTEMPTS):

@@ -164,6 +164,7 @@ def test_connection_that_was_idle_longest_makes_room(
         for one in (first, kept):
             await one.send(LIVENESS)
             assert await one.status() == 200
+            await asyncio.sleep(0.01)  # uvloop's clock has milliseconds.
         another = await connection.open_another()
         assert await first.reader.read() == b""
         for one in (kept, another):
