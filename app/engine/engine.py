@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 
@@ -58,6 +58,8 @@ BODY_PART: Final = 4
 once they are decoded."""
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[Callable[[], None]], T]
+"""Given ``check_cancelled``, to be called now and then: see ``HostPool.run``."""
 
 
 class Engine:
@@ -290,7 +292,7 @@ class Engine:
 
     async def compute(
         self,
-        work: Callable[[Callable[[], None]], T],
+        work: Work[T],
         *,
         admitted: AdmittedRequest,
         memory: int | None,
@@ -321,27 +323,30 @@ class Engine:
         if memory is not None:
             self._check_memory(memory)
             await admitted.hold(self.memory, memory, deadline)
+        if (held := admitted.memory) is None:
+            raise ValueError("expected work that memory is held for, got none")
         async with self._compute_slots.hold(1, admitted.client, deadline):
-            result = await self._compute_pool.run(work, deadline)
-        if admitted.memory is not None:
-            self.memory.release(admitted.memory, keep=result_bytes(result))
+            result = await self._run(self._compute_pool, work, deadline, held)
+        self.memory.release(held, keep=result_bytes(result))
         return result
 
+    async def _run(self, pool: HostPool, work: Work[T], deadline: float, memory: Reservation) -> T:
+        """Do work on a pool; its memory is held until no thread does it, even if it is given up."""
+        run = partial(work)  # Threads have no other reference to what this call does.
+        with self.memory.hold_while_used(memory, run):
+            return await pool.run(run, deadline)
+
     async def _look(
-        self,
-        look: Callable[[Callable[[], None]], Forecast],
-        content: Content,
-        client: str,
-        deadline: float,
+        self, look: Work[Forecast], content: Content, client: str, deadline: float
     ) -> Forecast:
         """Forecast a scan; one that may be among many files takes too long for the event loop."""
         if not is_dicom(content):
             return look(ignore)
         async with (
-            self.memory.hold(SEARCH_BYTES, client, deadline),
+            self.memory.hold(SEARCH_BYTES, client, deadline) as memory,
             self._decode_slots.hold(LARGE_SLOTS, client, deadline),
         ):
-            needs = await self._decode_pool.run(look, deadline)
+            needs = await self._run(self._decode_pool, look, deadline, memory)
         self._check_in_time(needs, deadline - asyncio.get_running_loop().time(), client)
         return needs
 
@@ -358,8 +363,7 @@ class Engine:
         """Read a scan, for which memory is held; gives also how long that took, in ms."""
         start = time.perf_counter()
         read = partial(read_volume, content, self.limits, selection)
-        with self.memory.hold_while_used(memory, read):
-            volume = await self._decode_pool.run(read, deadline)
+        volume = await self._run(self._decode_pool, read, deadline, memory)
         self._metrics.voxels.observe(volume.voxels.size)
         return volume, 1e3 * (time.perf_counter() - start)
 

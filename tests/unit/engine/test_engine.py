@@ -252,3 +252,35 @@ def test_memory_of_a_scan_is_held_until_no_thread_prepares_it(
         await engine.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_memory_of_work_is_held_until_no_thread_does_it(tmp_path: Path) -> None:
+    """Whoever sends arrays of votes and leaves has them read on; it was given to others at once."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def work(_: object) -> None:
+        begun.release()
+        assert go_on.wait(30)
+
+    async def scenario() -> None:
+        engine = Engine(toy_settings(toy_models(tmp_path)), Metrics())
+        most = engine.memory.limit // 2 + 1
+
+        async def ask(client: str) -> None:
+            with engine.admission.admit(client) as admitted:
+                await engine.compute(work, admitted=admitted, memory=most, timeout_s=30)
+
+        first = asyncio.create_task(ask("a"))
+        assert await asyncio.to_thread(begun.acquire, timeout=30)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        del first  # Its error has the frames that hold the work.
+        second = asyncio.create_task(ask("b"))
+        assert not await asyncio.to_thread(begun.acquire, timeout=0.5)
+        assert engine.memory.used == most
+        go_on.set()
+        await second
+        assert engine.memory.used == 0
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
