@@ -221,7 +221,9 @@ class JobRunner:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             del self._runs[claim]
-        if (keep := self._outcome(claim, task)) is not None:
+        keep = self._outcome(claim, task)
+        del task  # Its error holds the scan, and the disk may take nothing for long.
+        if keep is not None:
             # What waits for its turn is kept, too, if the service stops: it is not found again.
             await asyncio.shield(self._insist(keep))
 

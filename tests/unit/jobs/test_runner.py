@@ -289,6 +289,7 @@ def test_disk_that_takes_nothing_is_told_and_does_not_hold_up_a_stop(
         opened[0].execute("PRAGMA query_only = ON")
         engine.may_answer.set()
         await until(lambda: runner.why_waits(job) is not None)
+        assert job.id not in mapped_files()  # The error of the scan holds it, and its memory.
         running.cancel()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait((running,))
