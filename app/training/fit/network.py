@@ -90,9 +90,10 @@ def training_bytes(recipe: Recipe, landmarks: int) -> float:
     sizes: list[int] = []
     with torch.device("meta"):
         network = build_network(recipe, landmarks)
-        images = torch.empty(1, 1, *recipe.largest_shape)
+        # Two: group norms refuse a single value in each group, as that of one image may be.
+        images = torch.empty(2, 1, *recipe.largest_shape)
     for module in network.modules():
         if not list(module.children()):
             module.register_forward_hook(lambda _, __, output: sizes.append(output.numel()))
     network(images)
-    return ACTIVATION_COPIES * BYTES_PER_FLOAT * sum(sizes)
+    return ACTIVATION_COPIES * BYTES_PER_FLOAT * sum(sizes) / len(images)

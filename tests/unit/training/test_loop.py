@@ -219,6 +219,15 @@ def test_a_held_out_scan_that_the_model_does_not_answer_is_named_and_ends_no_tra
     assert "all 1 steps are done" in landmarkd("train", *inputs(data, tmp_path / "mine"), *words)
 
 
+def test_tiles_of_one_voxel_at_the_coarsest_level_are_trained_on(
+    data: Path, tmp_path: Path
+) -> None:
+    """What one image takes was estimated from one, in which norms have one value in each group."""
+    words = ("--filters", "4,4,4,4", "--tile", 16, "--device", "cpu", "--steps", 1)
+    said = landmarkd("train", *inputs(data, tmp_path / "mine"), *words)
+    assert "step 1: " in said
+
+
 def test_step_whose_gradients_are_not_finite_changes_no_weight() -> None:
     network = torch.nn.Linear(2, 1)
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
