@@ -118,6 +118,13 @@ OUTAGES: dict[str, tuple[dict[str, str], set[str]]] = {
         },
         {"LandmarkdStuck"},
     ),
+    "one scan is given up, and nobody sends another": (
+        {
+            "landmarkd_queue_age_seconds": "0x120 1 11 21 31 41 51 0x60",
+            "landmarkd_tiles_total": "9x200",
+        },
+        set(),
+    ),
     "nobody sends scans": (
         {
             "landmarkd_queue_age_seconds": "1 11 21 31 41 0x175",
