@@ -191,6 +191,10 @@ def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:
             f"got {','.join(header)[:200]} in {path}"
         )
     whole = text.endswith("\n")
+    if rows and not whole and len(rows[-1]) == 1:
+        # Cut off within a name, which may be that of the scan before, or begin as another's.
+        del rows[-1]
+        whole = True
     for row in rows if whole else rows[:-1]:
         if len(row) != len(header):
             raise BadParameter(

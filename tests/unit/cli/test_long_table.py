@@ -37,6 +37,20 @@ def test_a_table_that_was_cut_off_within_a_letter_is_resumed(table: Path) -> Non
     assert table.read_bytes() == whole
 
 
+@pytest.mark.parametrize("kept", range(1, len("mouse12,")))
+def test_a_table_that_was_cut_off_within_a_name_is_resumed(tmp_path: Path, kept: int) -> None:
+    """The scan was taken for answered, and lacked its last landmarks."""
+    table, names = tmp_path / "all.csv", {Path(name): name for name in ("mouse1", "mouse12")}
+    for _ in range(2):
+        sink = LongTable(table, names, resume=True)
+        for path in names:
+            if not sink.has(path):
+                sink.write(path, make_answer(["a", "b"], np.eye(3)[:2]))
+        whole = table.read_bytes()
+        table.write_bytes(whole[: whole.rindex(b"mouse12") + kept])
+    assert whole.count(b"\nmouse1,") == whole.count(b"\nmouse12,") == 2
+
+
 def test_a_scan_with_a_carriage_return_in_its_name_is_resumed_and_read(tmp_path: Path) -> None:
     """As of files that are named by a list from Windows; it made the whole table unreadable."""
     table, names = tmp_path / "all.csv", {Path("a\r.nii"): "a\r", Path("b.nii"): "b"}
