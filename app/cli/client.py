@@ -301,7 +301,7 @@ class Client:
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         response = self._request(method, path, **options)
-        if response.is_error:
+        if not response.is_success:  # Nor of a redirection: it has done nothing.
             raise ProblemError(self._parse(Problem, response))
         return response
 

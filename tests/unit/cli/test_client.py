@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -59,8 +59,7 @@ def answering(status: int, body: bytes, second: bytes | None = None) -> Iterator
             self.end_headers()
             self.wfile.write(answer)
 
-        def do_POST(self) -> None:
-            self.do_GET()
+        do_POST = do_DELETE = do_GET  # noqa: N815 - names of the library
 
         def log_message(self, *_: object) -> None:
             pass
@@ -80,10 +79,11 @@ def answering(status: int, body: bytes, second: bytes | None = None) -> Iterator
 @pytest.mark.parametrize("body", [HTML, b"", b"{}"])
 def test_answer_of_another_server_is_unreachable(status: int, body: bytes) -> None:
     with answering(status, body) as url, Client(url) as client:
-        keep = partial(client.keep, b"x", ANSWER)
-        detect = partial(client.detect, b"x")
-        jobs = partial(client.submit, b"x"), partial(client.result, "job"), client.jobs
-        for call in (detect, keep, client.models, client.readiness, *jobs):
+        keep, detect = partial(client.keep, b"x", ANSWER), partial(client.detect, b"x")
+        calls: list[Callable[[], object]] = [detect, keep, client.models, client.readiness]
+        calls += [partial(client.submit, b"x"), partial(client.result, "job"), client.jobs]
+        calls += [partial(client.remove, "job")] * (status != 200)
+        for call in calls:
             with pytest.raises(Unreachable, match=f"HTTP status {status}"):
                 call()
 
