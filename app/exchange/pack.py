@@ -110,17 +110,16 @@ def install_model(file: Path, models: Path, check: Callable[[Path], object]) -> 
     scan_models(models)
     try:
         with ZipFile(file) as archive:
-            entries = _check_entries(archive, file)
-            top = entries[0].filename.partition("/")[0]
+            top, files = _list_files(archive, file)
             target = models / top
-            sums = _read_sums(archive, top)
+            sums = _read_sums(archive, top, files)
             if target.exists():
                 if not _has(target, sums):
                     raise ModelRefused(f"{file.name}: {top} is there already, with other content")
                 return target, False
             with TemporaryDirectory(prefix=".", dir=models) as temporary:
                 folder = Path(temporary) / top
-                _extract(archive, entries, Path(temporary), dict(sums))
+                _extract(archive, Path(temporary), top, sums)
                 check(folder)
                 folder.rename(target)
     except (BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
@@ -159,45 +158,47 @@ def _add(archive: ZipFile, name: str, path: Path) -> None:
         copyfileobj(source, target, BLOCK)
 
 
-def _check_entries(archive: ZipFile, file: Path) -> list[ZipInfo]:
-    """Refuse archives of anything else than the files of one folder, as large as they say."""
+def _list_files(archive: ZipFile, file: Path) -> tuple[str, set[str]]:
+    """Refuse archives of anything else than the files of one folder, as large as they say.
+
+    Returns:
+        The folder, and the names of its files in it.
+    """
     entries = archive.infolist()
-    names = [entry.filename for entry in entries]
-    if not 1 < len(entries) <= MAX_FILES or len(set(names)) < len(names):
+    names = {entry.filename for entry in entries}
+    if not 1 < len(entries) <= MAX_FILES or len(names) < len(entries):
         raise BadZipFile(f"{len(entries)} files")
     for name in names:
         if not PLACE.fullmatch(name):
             raise BadZipFile(f"a file {name!r:.100}")
-    if len({name.partition("/")[0] for name in names}) > 1:
+    top, *others = {name.partition("/")[0] for name in names}
+    if others:
         raise BadZipFile("files of several models")
     if any(entry.compress_type != ZIP_STORED for entry in entries):
         raise BadZipFile("compressed files")
     if sum(entry.file_size for entry in entries) > file.stat().st_size:
         raise BadZipFile("files that are larger than all of it")
-    return entries
+    return top, {name.removeprefix(f"{top}/") for name in names}
 
 
-def _extract(
-    archive: ZipFile, entries: list[ZipInfo], root: Path, expected: dict[str, str]
-) -> None:
+def _extract(archive: ZipFile, root: Path, top: str, sums: Mapping[str, str]) -> None:
     """Write the files of an archive, each of which must have its promised hash."""
     archive.extractall(root)  # To paths that are all of the form of PLACE.
-    top = entries[0].filename.partition("/")[0]
-    for entry in entries:
-        name = entry.filename.removeprefix(f"{top}/")
-        if name != SUMS and expected.pop(name, None) != hash_file(root / entry.filename):
+    for name, digest in sums.items():
+        if hash_file(root / top / name) != digest:
             raise BadZipFile(f"another hash of {name} than its {SUMS} promises")
-    if expected:
-        raise BadZipFile(f"none of {', '.join(expected)!r:.100}")
 
 
-def _read_sums(archive: ZipFile, top: str) -> dict[str, str]:
-    """Read the hash of each file of a model's folder."""
+def _read_sums(archive: ZipFile, top: str, files: set[str]) -> dict[str, str]:
+    """Read the hash of each file of a model's folder, and of nothing else."""
     entry = archive.getinfo(f"{top}/{SUMS}")
     if entry.file_size > MAX_SUMS:
         raise BadZipFile(f"{SUMS} of {entry.file_size} bytes")
     lines = (line.partition("  ") for line in archive.read(entry).decode("utf-8").splitlines())
-    return {name: digest for digest, _, name in lines if PLACE.fullmatch(f"{top}/{name}")}
+    sums = {name: digest for digest, _, name in lines}
+    if others := sums.keys() ^ (files - {SUMS}):
+        raise BadZipFile(f"a {SUMS} that differs from its files in {min(others)!r:.100}")
+    return sums
 
 
 def _has(folder: Path, sums: Mapping[str, str]) -> bool:

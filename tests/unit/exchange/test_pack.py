@@ -121,6 +121,13 @@ def test_nothing_that_is_there_is_overwritten(packed: Path, models: Path, folder
         pack_model(folder, other)
 
 
+def test_archive_without_hashes_is_not_said_to_be_installed(packed: Path, models: Path) -> None:
+    """Any folder of that name held all of no files."""
+    install_model(packed, models, check)
+    with pytest.raises(ModelRefused, match="SHA256SUMS that differs from its files in"):
+        install_model(rewrite(packed, promise_nothing), models, check)
+
+
 def test_model_that_does_not_serve_is_not_installed(packed: Path, models: Path) -> None:
     def fail(folder: Path) -> None:
         raise ModelRefused(folder.name)
@@ -144,6 +151,10 @@ def leave_out_hashes(files: dict[str, bytes]) -> None:
 
 def add_without_a_hash(files: dict[str, bytes]) -> None:
     files[f"{TOP}/run.sh"] = b"rm -rf /"
+
+
+def promise_nothing(files: dict[str, bytes]) -> None:
+    files[f"{TOP}/SHA256SUMS"] = b""
 
 
 def escape(files: dict[str, bytes]) -> None:
@@ -175,8 +186,8 @@ def add_many(files: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        damage, leave_out, leave_out_hashes, add_without_a_hash, escape, escape_deeper,
-        write_elsewhere, bring_another, hash_elsewhere, add_many,
+        damage, leave_out, leave_out_hashes, add_without_a_hash, promise_nothing, escape,
+        escape_deeper, write_elsewhere, bring_another, hash_elsewhere, add_many,
     ],
 )  # fmt: skip
 def test_archive_of_anything_else_leaves_nothing(
