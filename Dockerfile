@@ -78,9 +78,10 @@ ENV PYTHONPATH=/srv/code \
     LANDMARKD_PORT=8000 \
     LANDMARKD_MODELS_DIR=/srv/landmarkd/models
 EXPOSE 8000
-# Liveness only: a service whose models are refused keeps running and reports why at /readyz.
+# Liveness only: a service whose models are refused keeps running and reports why at /readyz. Not
+# through a proxy, which Docker puts into the environment of containers where it is set to.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-  CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['LANDMARKD_PORT'] + '/livez', timeout=2)"]
+  CMD ["python3", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:' + os.environ['LANDMARKD_PORT'] + '/livez', timeout=2)"]
 # numba reads compiled loops only from a writable folder, and all but /tmp may be read-only. On a
 # processor unlike the one that built the image, they are compiled again.
 CMD ["sh", "-c", "cp -r /srv/loops /tmp/ 2>/dev/null; exec landmarkd serve"]

@@ -62,6 +62,8 @@ def test_container_is_found_healthy_and_scraped(models: Path) -> None:
     (target,) = re.findall(r'targets: \["(.*)"\]', read(SCRAPED))
     with composed(models) as service:
         environment = {"LANDMARKD_PORT": str(service.port), "PATH": "/usr/bin:/usr/local/bin"}
+        # Docker gives containers the proxy that its client is configured with.
+        environment["http_proxy"] = "http://127.0.0.1:9"
         subprocess.run(json.loads(command), env=environment, check=True, timeout=30)
         scraped = httpx.get(f"{service.url}/metrics", headers={"Host": target})
         assert "landmarkd_ready 1.0" in scraped.text
