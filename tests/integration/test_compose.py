@@ -69,6 +69,15 @@ def test_container_is_found_healthy_and_scraped(models: Path) -> None:
         assert "landmarkd_ready 1.0" in scraped.text
 
 
+def test_no_container_has_privileges() -> None:
+    for file in (COMPOSE, SCRAPED.with_name("compose.yml")):
+        text = read(file)
+        containers = text.count("restart: unless-stopped")
+        assert containers
+        assert text.count("cap_drop: [ALL]") == containers
+        assert text.count("no-new-privileges:true") == containers
+
+
 def test_one_line_names_other_hosts_of_a_container(models: Path) -> None:
     with composed(models, **{HOSTS: "scans.example"}) as service:
         for host in ("scans.example", "localhost:8000", "landmarkd:8000"):
