@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -67,6 +68,17 @@ def test_models_of_the_service_are_listed(service: ServiceProcess) -> None:
     assert "phantom" in Service(f"{service.url}/", KEY).models()
     assert "phantom" in Service(service.url.removeprefix("http://"), KEY).models()
     assert "phantom" in Service(service.url, FOREIGN_KEY).models()
+    assert "phantom" in Service(service.url, f"{KEY}\n").models()
+
+
+def test_a_silent_service_does_not_keep_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its models are asked for in the window's thread, which stood still for 10 minutes."""
+    monkeypatch.setattr("LandmarkdLib.service.CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(ServiceError, match=r"got TimeoutError|timed out"):
+            Service("http://127.0.0.1:{1}".format(*silent.getsockname())).models()
+    assert time.monotonic() - began < 10
 
 
 def test_landmarks_are_those_of_the_service_and_progress_is_told(
@@ -99,7 +111,9 @@ def test_a_file_that_is_no_scan_is_refused(service: ServiceProcess, tmp_path: Pa
         Service(service.url, KEY).detect(tmp_path / "scan.nrrd", "phantom", lambda *_: None)
 
 
-@pytest.mark.parametrize("address", ["", "ftp://here", "http://here:port", "http://127.0.0.1:9"])
+@pytest.mark.parametrize(
+    "address", ["", "ftp://here", "http://here:port", "http://[::1", "http://127.0.0.1:9"]
+)
 def test_an_address_without_a_service_is_told(address: str) -> None:
     with pytest.raises(ServiceError, match="expected"):
         Service(address).models()

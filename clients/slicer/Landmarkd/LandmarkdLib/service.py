@@ -43,29 +43,30 @@ class Service:
 
     def __init__(self, address: str, key: str = "") -> None:
         address = address.strip().rstrip("/")
-        parts = urlsplit(address if "://" in address else f"http://{address}")
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ServiceError(f"expected an address like http://127.0.0.1:8000, got {address!r}")
         try:
-            self._host, self._port = parts.hostname, parts.port
-        except ValueError:
-            raise ServiceError(f"expected a port from 0 to 65535, got {address!r}") from None
+            parts = urlsplit(address if "://" in address else f"http://{address}")
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise ServiceError(f"expected an address, got {address!r}: {error}") from None
+        if parts.scheme not in {"http", "https"} or not self._host:
+            raise ServiceError(f"expected an address like http://127.0.0.1:8000, got {address!r}")
         secure = parts.scheme == "https"
         self._kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._address, self._path = address, parts.path
-        # In UTF-8: http.client encodes text as Latin-1.
-        token = key.encode().decode("latin-1")
-        self._headers = {"Authorization": f"Bearer {token}"} if key else {}
+        # A file of a key ends in a line break. In UTF-8: http.client encodes text as Latin-1.
+        token = key.strip().encode().decode("latin-1")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._cancelled = threading.Event()
         self._socket: socket.socket | None = None
 
     def models(self) -> list[str]:
-        """List the models that can be used.
+        """List the models that can be used, as far as the service answers soon.
 
         Raises:
             ServiceError: There is no service, or it refused.
         """
-        with self._connection() as connection:
+        # Slicer's window stands still meanwhile, which a silent service must not keep for long.
+        with self._connection(CONNECT_S) as connection:
             connection.request("GET", f"{self._path}/v1/models", headers=self._headers)
             listed = _json(_accepted(connection).read())["models"]
         return [model["name"] for model in listed if model["status"] == "ready"]
@@ -138,13 +139,13 @@ class Service:
             raise CancelledError
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[http.client.HTTPConnection]:
+    def _connection(self, silence_s: float = SILENCE_S) -> Iterator[http.client.HTTPConnection]:
         """Connect, and say of whatever fails what it means to people."""
         connection = self._kind(self._host, self._port, timeout=CONNECT_S)
         try:
             connection.connect()
             self._socket = connection.sock
-            self._socket.settimeout(SILENCE_S)
+            self._socket.settimeout(silence_s)
             self._check()
             yield connection
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
