@@ -31,6 +31,7 @@ def _demo(url: str, console: Console) -> None:
     with Client(url) as client:
         try:
             _wait_until_ready(client)
+            models = client.models().models
             phantom = make_phantom(SEED)
             answer = client.detect(scan_bytes(phantom), model=MODEL)
         except (ProblemError, Unreachable, TimeoutError) as error:
@@ -38,10 +39,10 @@ def _demo(url: str, console: Console) -> None:
                 f"The generated scan was not answered: {error}", style="red", markup=False
             )
             return
-        console.print(landmark_table(answer, phantom))
-        console.print(f"Service at {url} with these models:")
-        for model in client.models().models:
-            console.print(f"  {model.name}: {model.status}. {model.description or ''}")
+    console.print(landmark_table(answer, phantom))
+    console.print(f"Service at {url} with these models:")
+    for model in models:
+        console.print(f"  {model.name}: {model.status}. {model.description or ''}")
     console.print(
         f"\nTo try a scan of your own, drop it on {url}/, or send it:\n"
         f"  curl --data-binary @scan.nii.gz '{url}/v1/landmarks?model=mouse-skull'\n"

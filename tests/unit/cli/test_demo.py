@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app.cli.client import Client
+from app.cli.client import Client, Unreachable
 from app.cli.demo import landmark_table, start_demo
+from app.io import ModelsAnswer
 from app.phantom import make_phantom, scan_bytes
 from tests.support.services import ServiceProcess
 
@@ -66,6 +67,18 @@ def test_demo_reports_a_refusal_of_its_scan() -> None:
         assert "was not answered" in shown(service.url)
     finally:
         service.kill()
+
+
+def test_demo_reports_a_service_that_ends_meanwhile(
+    service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at Ctrl-C: its thread ended in a traceback."""
+
+    def end(_: Client) -> ModelsAnswer:
+        raise Unreachable("it has ended")
+
+    monkeypatch.setattr(Client, "models", end)
+    assert "was not answered: it has ended" in shown(service.url)
 
 
 @pytest.mark.parametrize(("setting", "start"), [("json", "{"), ("", "2")])
