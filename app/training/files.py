@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Final
 
+from app.errors import StartupError
+
 RECORD: Final = "recipe.json"
 CHECKPOINT: Final = "checkpoint.pt"
 HISTORY: Final = "history.csv"
@@ -30,14 +32,23 @@ def describe_unfinished(folder: Path) -> str | None:
     Returns:
         The step that the training has reached and the one at which it writes the model; None if
         the folder holds a model, or no training.
+
+    Raises:
+        StartupError: Its files are damaged.
     """
     if (folder / "model.toml").exists() or not (folder / RECORD).exists():
         return None
-    steps = json.loads((folder / RECORD).read_text(encoding="utf-8"))["recipe"]["steps"]
     step = 0
-    if (folder / HISTORY).exists():
-        with (folder / HISTORY).open(encoding="utf-8", newline="") as lines:
-            step = max((int(row["step"]) for row in csv.DictReader(lines)), default=0)
+    try:
+        steps = int(json.loads((folder / RECORD).read_text(encoding="utf-8"))["recipe"]["steps"])
+        if (folder / HISTORY).exists():
+            with (folder / HISTORY).open(encoding="utf-8", newline="") as lines:
+                step = max((int(row["step"]) for row in csv.DictReader(lines)), default=0)
+    except (ValueError, LookupError, TypeError) as error:
+        raise StartupError(
+            f"expected {RECORD} and {HISTORY} in {folder} as a training has written them, got "
+            f"{error!r}: restore them, or train into another folder"
+        ) from error
     export = min((step // EXPORT_EVERY + 1) * EXPORT_EVERY, steps)
     return (
         f"{folder.name} is no model yet: its training stands at step {step} of {steps} and writes "

@@ -8,7 +8,7 @@ from torch import nn
 
 from app.errors import StartupError
 from app.training import describe_unfinished
-from app.training.files import CHECKPOINT, RECORD
+from app.training.files import CHECKPOINT, HISTORY, RECORD
 from app.training.fit.checkpoint import resume, save
 from app.training.fit.history import HistoryRow, write_history
 from app.training.record import read_record
@@ -38,6 +38,15 @@ def test_a_model_and_a_folder_without_a_training_are_not_unfinished(tmp_path: Pa
     assert describe_unfinished(tmp_path) is not None
     (tmp_path / "model.toml").touch()
     assert describe_unfinished(tmp_path) is None
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": {"steps": 10}}'])
+def test_damaged_files_of_an_unfinished_training_are_named(tmp_path: Path, record: str) -> None:
+    """``landmarkd check`` ended in a traceback."""
+    (tmp_path / RECORD).write_text(record)
+    (tmp_path / HISTORY).write_text("step,score_loss\n50,1.0\n5?,1.0\n")
+    with pytest.raises(StartupError, match=rf"expected {RECORD} and {HISTORY} in .* got \w+Error"):
+        describe_unfinished(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 7, -100])
