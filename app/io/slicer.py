@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -113,7 +114,7 @@ def markups_json(names: Sequence[str], points: Points) -> str:
 
 
 def write_fcsv(answer: LandmarksAnswer) -> bytes:
-    """Write a legacy Slicer fiducial list (4.11)."""
+    """Write a legacy Slicer fiducial list (4.11), whose reader stops at a line of 1024 bytes."""
     rows = []
     for number, landmark in enumerate(answer.landmarks, start=1):
         status = FCSV_UNDEFINED if landmark.lps_mm is None else FCSV_DEFINED
@@ -123,7 +124,7 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         description = " ".join(_described(landmark).splitlines())
         rows.append((number, *position, *flags, landmark.name, description, "", status, 0))
     told = (*answer.warnings, *map(_measured, answer.measurements))
-    remarks = "".join(f"# {' '.join(one.splitlines())}\n" for one in told)
+    remarks = "".join(f"# {line}\n" for one in told for line in wrap(one, 250))
     return (FCSV_HEADER + remarks).encode() + _table(rows, ",")
 
 
@@ -131,8 +132,7 @@ def write_table(answer: LandmarksAnswer, separator: str = ",") -> bytes:
     """Write Slicer's control point table."""
     rows: list[Iterable[object]] = [TABLE_COLUMNS]
     for landmark in answer.landmarks:
-        defined = int(landmark.lps_mm is not None)
-        position = landmark.lps_mm or (0, 0, 0)
+        defined, position = int(landmark.lps_mm is not None), landmark.lps_mm or (0, 0, 0)
         rows.append((landmark.name, *position, defined, 1, 1, 0, _described(landmark)))
     return _table(rows, separator)
 

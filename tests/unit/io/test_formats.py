@@ -181,6 +181,14 @@ def test_slicer_list_has_one_line_for_each_point(tmp_path: Path) -> None:
     assert content.count(b"left # upper lower") == 2
 
 
+def test_slicer_list_has_a_long_warning_on_lines_that_its_reader_can_hold() -> None:
+    warning = " ".join(["\N{BONE}" * 30] * 99)
+    answer = answer_of({"a": (1.0, 2.0, 3.0)}).model_copy(update={"warnings": [warning]})
+    content = write_fcsv(answer)
+    assert max(map(len, content.split(b"\n"))) < 1024
+    assert warning in content.decode().replace("\n# ", " ")
+
+
 def test_number_that_is_not_finite_becomes_null() -> None:
     (landmark,) = answer_of({"a": (1.0, 2.0, 3.0)}).landmarks
     assert landmark.coherence is None
