@@ -147,9 +147,10 @@ def _read_option(option: str) -> tuple[str, Any]:
             f"--set: expected KEY=VALUE with a key of model.toml, got {option!r:.100}"
         )
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+    return key, read if "." in key or isinstance(read, str) else value  # version=2.0 is a text.
 
 
 def _read_keys(metadata: Json, config: Json) -> Json:
