@@ -1,6 +1,10 @@
 """Numbers in words and tables: with as many decimals as show something of small ones, too."""
 
 import math
+from typing import Final
+
+MOST_DECIMALS: Final = 9
+"""Of a length in mm, a picometre: what is less is rounding, as of a deviation of equal errors."""
 
 
 def decimals_of(value: float, least: int = 3) -> int:
@@ -11,7 +15,7 @@ def decimals_of(value: float, least: int = 3) -> int:
     """
     if not math.isfinite(value) or value == 0.0:
         return least
-    return max(least, least - 1 - math.floor(math.log10(abs(value))))
+    return min(max(least, least - 1 - math.floor(math.log10(abs(value)))), MOST_DECIMALS)
 
 
 def format_number(value: float, least: int = 3) -> str:

@@ -235,6 +235,7 @@ def test_errors_in_scans_of_cells_are_not_zero(tmp_path: Path) -> None:
     (line,) = measurement_rows([Deviation(spec, 2e-3, 2.5e-3, 7e-4)])
     assert line[3:6] == ["0.00050", "0.00050", "0.00070"]
     assert format_number(float("inf")) == "inf"
+    assert float(format_number(1.4e-17)) == 0.0  # rounding, as of the deviation of equal errors
 
 
 def test_brackets_in_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
