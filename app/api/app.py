@@ -84,6 +84,7 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
         openapi_url=None,  # The same, with a key where one is needed; and no redoc.
         servers=[{"url": "."}],  # Where it is described, under whatever path a proxy serves it.
         redirect_slashes=False,  # To http:, whatever a proxy in front speaks.
+        generate_unique_id_function=lambda route: route.name,  # As generated clients name calls.
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     app.state.turns = Turns()

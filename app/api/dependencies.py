@@ -22,7 +22,14 @@ from app.io import Selection, TimingAnswer
 from app.jobs import JobRunner
 from app.settings import Settings
 
-bearer: Final = HTTPBearer(auto_error=False, description="Only if the service has API keys.")
+api_key: Final = HTTPBearer(
+    scheme_name="api_key",
+    auto_error=False,
+    description="One of LANDMARKD_API_KEYS.",
+)
+admin_key: Final = HTTPBearer(
+    scheme_name="admin_key", auto_error=False, description="That of LANDMARKD_ADMIN_KEY_HASH."
+)
 
 TimeLimit = Annotated[
     float | None,
@@ -88,7 +95,8 @@ async def get_job_runner(shared: SharedDep) -> JobRunner:
 
 
 JobsDep = Annotated[JobRunner, Depends(get_job_runner)]
-KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(api_key)]
+AdminKeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(admin_key)]
 
 
 async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
@@ -112,7 +120,7 @@ async def has_api_key(shared: SharedDep, key: KeyDep) -> bool:
     return True
 
 
-async def require_admin_key(shared: SharedDep, key: KeyDep) -> None:
+async def require_admin_key(shared: SharedDep, key: AdminKeyDep) -> None:
     """Refuse a call without the admin key; without one in the settings, no call is allowed.
 
     Raises:
@@ -147,7 +155,9 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode("latin-1")).hexdigest()
 
 
-def _check_key(key: KeyDep, hashes: Iterable[str], expected: str) -> None:
+def _check_key(
+    key: HTTPAuthorizationCredentials | None, hashes: Iterable[str], expected: str
+) -> None:
     header = "in the header 'Authorization: Bearer <key>'"
     if key is None:
         raise Unauthorized(f"expected {expected} {header}, got none")

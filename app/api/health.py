@@ -25,6 +25,7 @@ async def get_livez() -> AliveAnswer:
     summary="May requests be sent here?",
     response_model=ReadinessAnswer,
     responses={503: {"model": ReadinessAnswer, "description": "Not ready; the reason says why"}},
+    openapi_extra={"security": [{}]},  # Without a key it says less.
 )
 async def get_readyz(
     request: Request, shared: SharedDep, may_know_why: Annotated[bool, Depends(has_api_key)]

@@ -27,7 +27,7 @@ models_router: Final = APIRouter(tags=["models"])
     dependencies=[Depends(require_api_key)],
     responses=problems(401),
 )
-async def get_models(shared: SharedDep) -> ModelsAnswer:
+async def list_models(shared: SharedDep) -> ModelsAnswer:
     """List all model folders; those that were refused with the reason."""
     engine = shared.engine
     summaries = []

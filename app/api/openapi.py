@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.api.dependencies import SharedDep, require_api_key
+from app.api.dependencies import SharedDep, api_key, require_api_key
 from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.api.sse import EVENT_STREAM
 from app.api.upload.plan import ARRAYS, CASE, MULTIPART, SCAN, UploadKind
@@ -172,22 +172,27 @@ async def get_openapi(request: Request, shared: SharedDep) -> Response:
     text = info["description"].replace(ADDRESS, str(address))
     if names and MODEL not in names:
         text = text.replace(MODEL, names[0])
+    needs_key = bool(shared.settings.api_keys)
     paths = {
-        path: {method: _with_models(call, names) for method, call in calls.items()}
+        path: {method: _as_served(call, names, needs_key) for method, call in calls.items()}
         for path, calls in document["paths"].items()
     }
     return JSONResponse(document | {"info": info | {"description": text}, "paths": paths})
 
 
-def _with_models(call: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Offer models where a call may be given one; a kept case's may be gone by now."""
+def _as_served(call: dict[str, Any], names: list[str], needs_key: bool) -> dict[str, Any]:
+    """Offer models where a call may be given one, and say whether it needs a key here.
+
+    A kept case's model may be gone by now.
+    """
     parameters = []
     for parameter in call.get("parameters", []):
         schema = dict(parameter["schema"])
         if names and parameter["name"] == "model" and not parameter["required"]:
             offer(names)(schema)
         parameters.append(parameter | {"schema": schema})
-    return call | {"parameters": parameters}
+    keys = [key for key in call.get("security", []) if needs_key or api_key.scheme_name not in key]
+    return call | {"parameters": parameters, "security": keys}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -205,6 +210,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         "code": code,
         "request_id": EXAMPLE_ANSWER["request_id"],
     }
-    content = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}}
+    schema = {"$ref": f"#/components/schemas/{Problem.__name__}"}
+    content = {PROBLEM_MEDIA_TYPE: {"schema": schema, "example": example}}
     names = ", ".join(f"{status.value} {status.phrase}" for status in known)
     return {"default": {"description": f"A problem: {names}.", "content": content}}

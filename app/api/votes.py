@@ -106,7 +106,7 @@ class VotesQuery(BaseModel, extra="forbid"):
     },
     openapi_extra=VOTES_BODY,
 )
-async def find_votes(
+async def find_landmarks_of_votes(
     request: Request,
     shared: SharedDep,
     admitted: AdmittedDep,

@@ -84,7 +84,7 @@ class JobsQuery(BaseModel, extra="forbid"):
     responses=problems(*SCAN_PROBLEMS, 406, 501),
     openapi_extra=UPLOAD_BODY,
 )
-async def post_job(
+async def create_job(
     request: Request,
     shared: SharedDep,
     jobs: JobsDep,
@@ -106,7 +106,7 @@ async def post_job(
     response_model=JobsAnswer,
     responses=problems(401, 422, 429, 501, 503),
 )
-async def get_jobs(
+async def list_jobs(
     jobs: JobsDep, admitted: AdmittedDep, query: Annotated[JobsQuery, Query()]
 ) -> Response:
     """List the jobs of the caller's key, or without keys of its address, a part at a time."""
@@ -147,7 +147,7 @@ async def get_job(request: Request, job: str, jobs: JobsDep, admitted: AdmittedD
         **problems(*SCAN_PROBLEMS, 406, 409, 501),
     },
 )
-async def get_result(
+async def get_job_result(
     request: Request,
     job: str,
     number: Number,

@@ -269,7 +269,7 @@ async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     response_class=Response,
     responses=problems(401, 404, 406, 412, 413, 422, 429, 501, 503, 507),
 )
-async def post_upload(
+async def create_upload(
     request: Request,
     reception: ReceptionDep,
     query: Annotated[JobQuery, Query()],
@@ -287,7 +287,7 @@ async def post_upload(
     response_model=UploadsAnswer,
     responses=problems(401, 412, 429, 501, 503),
 )
-async def get_uploads(reception: ReceptionDep) -> UploadsAnswer:
+async def list_uploads(reception: ReceptionDep) -> UploadsAnswer:
     """List what the caller has begun to upload and not finished."""
     return UploadsAnswer(uploads=[_summary(one) for one in await reception.list_open()])
 
@@ -320,7 +320,7 @@ async def get_upload(upload: str, reception: ReceptionDep) -> Response:
         }
     },
 )
-async def patch_upload(
+async def append_to_upload(
     request: Request, upload: str, reception: ReceptionDep, offset: Offset
 ) -> Response:
     """Add a part, which begins at `Upload-Offset`; after the last one there is a job of this id.

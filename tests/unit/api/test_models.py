@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -75,6 +76,35 @@ def test_docs_name_what_is_answered_and_no_body_where_there_is_none(client: Test
     # Generators take a constant for an enumeration of texts.
     alive = document["components"]["schemas"]["AliveAnswer"]["properties"]["alive"]
     assert (alive["type"], "const" in alive) == ("boolean", False)
+
+
+def test_docs_name_calls_and_the_keys_they_need_for_generated_clients(
+    client: TestClient, tmp_path: Path
+) -> None:
+    def calls_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        calls = [call for methods in document["paths"].values() for call in methods.values()]
+        return {call["operationId"]: call for call in calls}
+
+    document = client.get("/openapi.json").json()
+    calls = calls_of(document)
+    assert len(calls) == sum(map(len, document["paths"].values()))
+    assert {"find_landmarks", "create_job", "get_job_result", "list_models"} <= calls.keys()
+    for call in calls.values():
+        problem = call["responses"].get("default", {"content": {}})["content"]
+        schemas = [content["schema"] for content in problem.values()]
+        assert schemas in ([], [{"$ref": "#/components/schemas/Problem"}])
+    # Generators make clients that ask for a key where a call is said to need one.
+    assert [name for name, call in calls.items() if call["security"] not in ([], [{}])] == [
+        "reload_model"
+    ]
+    settings = toy_settings(tmp_path, api_keys=[hash_key("key")])
+    with running(settings) as guarded:
+        document = guarded.get("/openapi.json", headers={"Authorization": "Bearer key"}).json()
+    security = {name: call["security"] for name, call in calls_of(document).items()}
+    assert security.pop("reload_model") == [{"admin_key": []}]
+    assert security.pop("get_livez") == []
+    assert security.pop("get_readyz") == [{"api_key": []}, {}]
+    assert [name for name, keys in security.items() if keys != [{"api_key": []}]] == []
 
 
 def test_docs_leave_the_model_open_while_none_is_loaded(tmp_path: Path) -> None:
