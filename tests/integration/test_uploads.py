@@ -145,6 +145,34 @@ def test_part_that_stops_is_ended_and_stays(models: Path, tmp_path: Path) -> Non
         assert offset_of(service, path) == 1000
 
 
+SLOW_DISK = """
+import logging, time
+from app.api.upload import receive
+from app.jobs.files import ScanFiles
+
+append = ScanFiles.append
+
+def append_slowly(*arguments):
+    append(*arguments)
+    time.sleep(2.5)
+    ScanFiles.append = append
+    logging.getLogger("disk").warning("written")
+
+receive.GRACE_S = 2.0
+ScanFiles.append = append_slowly
+"""
+
+
+def test_time_that_the_disk_takes_is_not_the_clients(models: Path, tmp_path: Path) -> None:
+    settings = {"JOBS": str(tmp_path / "kept"), "MIN_UPLOAD_RATE": "1GiB"}
+    with ended(ServiceProcess(models, SLOW_DISK, **settings)) as service:
+        path = begin(service)
+        with closing(send_some(service, path, 0, BLOCK)) as connection:
+            service.wait_for(message="written")
+            connection.sendall(SCAN[BLOCK:])
+            assert connection.recv(99).startswith(b"HTTP/1.1 204")
+
+
 def test_stop_ends_a_part_and_the_next_start_goes_on(models: Path, tmp_path: Path) -> None:
     with serving(models, tmp_path / "kept") as service:
         path = begin(service)

@@ -146,14 +146,16 @@ class Reception:
                 and discarded.
         """
         self._admitted.count_bytes(BLOCK_BYTES)
-        began, received, settings = time.monotonic(), 0, self._shared.settings
+        waited_s, received, settings = 0.0, 0, self._shared.settings
         block, more = bytearray(), True
         try:
             while more:
-                # A part may take long, but not pause long.
-                left_s = allowed_s(received, settings) - (time.monotonic() - began)
-                wait_s = min(max(left_s, 0.0), settings.body_timeout_s)
+                # A part may take long, but not pause long. What a slow disk takes counts for none.
+                left_s = max(allowed_s(received, settings) - waited_s, 0.0)
+                began = time.monotonic()
+                wait_s = min(left_s, settings.body_timeout_s)
                 chunk, more = await _next_chunk(request, unwanted, wait_s)
+                waited_s += time.monotonic() - began
                 upload.check_next(upload.offset, len(block) + len(chunk))
                 block += chunk
                 received += len(chunk)
