@@ -6,6 +6,7 @@ identify a patient. Of an exception, its type and the functions of its traceback
 
 import json
 import logging
+import re
 import time
 import traceback
 import warnings
@@ -25,6 +26,9 @@ _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 FILE_READERS: Final = ("highdicom", "nibabel", "pydicom")
 """They log, and warn of, what stands in the files they read: UIDs, or what is wrong with a name."""
 
+TEXT_WRITERS: Final = re.compile(r"(nibabel|torch)\b")
+"""Names of loggers that write text to standard error by themselves. (Ray's write files, too.)"""
+
 
 def configure_logging(
     level: Literal["debug", "info", "warning", "error"], log_format: Literal["json", "text"]
@@ -35,6 +39,12 @@ def configure_logging(
     handler.addFilter(lambda record: record.name.partition(".")[0] not in FILE_READERS)
     warnings.filterwarnings("ignore", module=f"({'|'.join(FILE_READERS)})\\b")
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+    names = [*logging.root.manager.loggerDict]  # A copy: another thread may add to it.
+    for logger in map(logging.getLogger, filter(TEXT_WRITERS.match, names)):
+        if any(type(one) is logging.StreamHandler for one in logger.handlers):
+            logger.handlers.clear()
+            logger.propagate = True
     # It logs every request of the demo, which the service logs, too.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     # At debug level it logs every instruction that it compiles.

@@ -53,6 +53,27 @@ def test_what_libraries_say_of_the_files_they_read_is_not_logged() -> None:
     assert json.loads(line)["message"] == "hello"
 
 
+LIBRARIES_SAY = """
+import logging, warnings
+import torch
+from app.server.log_format import configure_logging
+
+log = configure_logging("info", "json")
+logging.getLogger("torch._dynamo").warning("by %s", "torch")
+warnings.warn("of numpy", UserWarning)
+log.close()
+"""
+
+
+def test_what_libraries_write_by_themselves_is_json_too() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LIBRARIES_SAY], capture_output=True, check=True, text=True
+    )
+    by_torch, of_numpy = map(json.loads, run.stderr.splitlines())
+    assert (by_torch["logger"], by_torch["message"]) == ("torch._dynamo", "by torch")
+    assert "UserWarning: of numpy" in of_numpy["message"]
+
+
 def test_line_is_a_json_object_with_its_fields() -> None:
     line = json.loads(line_of(JsonFormatter()))
     assert (line["message"], line["level"], line["logger"]) == ("hello", "info", "app.x")
