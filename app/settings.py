@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.errors import StartupError
+from app.errors import StartupError, Unauthorized
 
 PREFIX: Final = "LANDMARKD_"
 API_KEY: Final = "LANDMARKD_API_KEY"
@@ -280,6 +280,19 @@ def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     """List the environment variables that are named like settings but are unknown."""
     known = {API_KEY, *(PREFIX + name.upper() for name in Settings.model_fields)}
     return tuple(sorted(n for n in environment if n.startswith(PREFIX) and n not in known))
+
+
+def bearer(key: str) -> dict[bytes, bytes]:
+    """Make the header with an API key, as a variable or a file has it; none of an empty one.
+
+    Raises:
+        Unauthorized: The key has several lines. What refuses to send it would quote it.
+    """
+    token = key.strip()  # A file of a key ends in a line break.
+    if len(token.splitlines()) > 1 or "\0" in token:
+        raise Unauthorized("expected an API key of one line, got one with a line break inside")
+    # Bytes, as httpx wants text to be ASCII.
+    return {b"Authorization": f"Bearer {token}".encode()} if token else {}
 
 
 def is_public_without_keys(settings: Settings) -> bool:

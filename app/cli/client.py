@@ -23,6 +23,7 @@ from app.io import (
     Problem,
     ReadinessAnswer,
 )
+from app.settings import bearer
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -84,11 +85,11 @@ class Client:
 
     Raises:
         Unreachable: The address is none.
+        Unauthorized: The key has several lines.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        # A file of a key ends in a line break. Bytes, as httpx wants text to be ASCII.
-        headers = {b"Authorization": f"Bearer {api_key.strip()}".encode()} if api_key else {}
+        headers = bearer(api_key or "")
         base = url if "://" in url else f"http://{url}"
         self._connect = partial(httpx.Client, base_url=base, headers=headers, timeout=timeout_s)
         try:

@@ -71,6 +71,12 @@ def test_models_of_the_service_are_listed(service: ServiceProcess) -> None:
     assert "phantom" in Service(service.url, f"{KEY}\n").models()
 
 
+def test_a_key_that_cannot_be_sent_is_not_told(service: ServiceProcess) -> None:
+    with pytest.raises(ServiceError, match="expected a key of one line") as caught:
+        Service(service.url, f"{KEY}\n{KEY}").models()
+    assert KEY not in str(caught.value)
+
+
 def test_a_silent_service_does_not_keep_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its models are asked for in the window's thread, which stood still for 10 minutes."""
     monkeypatch.setattr("LandmarkdLib.service.CONNECT_S", 0.2)

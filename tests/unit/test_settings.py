@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.errors import StartupError
+from app.cli.client import Client
+from app.errors import StartupError, Unauthorized
 from app.settings import (
     PREFIX,
     Settings,
@@ -166,3 +167,10 @@ def test_empty_option_is_not_given() -> None:
 def test_key_may_have_a_name() -> None:
     keys = (f"anna:{HASH.upper()}", HASH)
     assert Settings(api_keys=keys).api_keys == (f"anna:{HASH}", HASH)
+
+
+@pytest.mark.parametrize("key", ["se\ncret", "se\r\ncret", "se\0cret"])
+def test_key_that_cannot_be_sent_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(Unauthorized, match="expected an API key of one line") as caught:
+        Client("http://127.0.0.1:1", api_key=key)
+    assert "cret" not in str(caught.value)

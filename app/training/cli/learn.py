@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
-from app.settings import API_KEY
+from app.settings import API_KEY, bearer
 from app.training.cli.arguments import FOLDER, Device, finite, make_console, require_extra
 from app.training.cli.train import INTERRUPTED, SAVED
 
@@ -154,7 +154,7 @@ def _reload(url: str | None, model: Path, console: Console) -> None:
         return
     import httpx
 
-    headers = {b"Authorization": f"Bearer {os.environ.get(API_KEY, '')}".encode()}
+    headers = bearer(os.environ.get(API_KEY, ""))
     path = f"{url.rstrip('/')}/v1/models/{model.resolve().name}/reload"
     try:
         response = httpx.post(path, headers=headers, timeout=RELOAD_S)

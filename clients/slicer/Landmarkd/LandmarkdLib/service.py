@@ -38,7 +38,7 @@ class Service:
         key: Sent with every request; empty if the service needs none.
 
     Raises:
-        ServiceError: The address is none.
+        ServiceError: The address is none, or the key has several lines.
     """
 
     def __init__(self, address: str, key: str = "") -> None:
@@ -53,8 +53,11 @@ class Service:
         secure = parts.scheme == "https"
         self._kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._address, self._path = address, parts.path
-        # A file of a key ends in a line break. In UTF-8: http.client encodes text as Latin-1.
-        token = key.strip().encode().decode("latin-1")
+        key = key.strip()  # A file of a key ends in a line break.
+        if len(key.splitlines()) > 1:  # http.client, which does not send it, would quote it.
+            raise ServiceError("expected a key of one line, got one with a line break inside")
+        # In UTF-8: http.client encodes text as Latin-1.
+        token = key.encode().decode("latin-1")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._cancelled = threading.Event()
         self._socket: socket.socket | None = None
