@@ -28,6 +28,10 @@ PREFIX: Final = "LANDMARKD_"
 API_KEY: Final = "LANDMARKD_API_KEY"
 """Variable with the key that ``landmarkd detect --url`` sends; of no meaning to the service."""
 
+NO_PROXY: Final = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
+"""Of httpx's clients: of this machine no proxy is asked, for which that would be the proxy's own.
+"""
+
 SECRET: Final = frozenset({"api_keys", "admin_key_hash"})
 """Settings in which a key may stand in plain text by mistake: what they are is never told."""
 

@@ -23,7 +23,7 @@ from app.io import (
     Problem,
     ReadinessAnswer,
 )
-from app.settings import bearer
+from app.settings import NO_PROXY, bearer
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -91,7 +91,9 @@ class Client:
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         headers = bearer(api_key or "")
         base = url if "://" in url else f"http://{url}"
-        self._connect = partial(httpx.Client, base_url=base, headers=headers, timeout=timeout_s)
+        self._connect = partial(
+            httpx.Client, base_url=base, headers=headers, timeout=timeout_s, mounts=NO_PROXY
+        )
         try:
             self._connections = {os.getpid(): self._connect()}
         except (httpx.InvalidURL, ImportError, ValueError) as error:

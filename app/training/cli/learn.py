@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
-from app.settings import API_KEY, bearer
+from app.settings import API_KEY, NO_PROXY, bearer
 from app.training.cli.arguments import FOLDER, Device, finite, make_console, require_extra
 from app.training.cli.train import INTERRUPTED, SAVED
 
@@ -157,7 +157,8 @@ def _reload(url: str | None, model: Path, console: Console) -> None:
     headers = bearer(os.environ.get(API_KEY, ""))
     path = f"{url.rstrip('/')}/v1/models/{model.resolve().name}/reload"
     try:
-        response = httpx.post(path, headers=headers, timeout=RELOAD_S)
+        with httpx.Client(headers=headers, timeout=RELOAD_S, mounts=NO_PROXY) as client:
+            response = client.post(path)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise BadParameter(f"--url: expected a service at {url}, got: {error}") from None
     if response.status_code != httpx.codes.OK:

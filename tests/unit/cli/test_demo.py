@@ -39,6 +39,18 @@ def test_demo_shows_landmarks_errors_and_the_next_command(service: ServiceProces
     assert service.url in text
 
 
+def test_no_proxy_is_asked_for_a_service_of_this_machine(
+    service: ServiceProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    for name in ("127.0.0.1", "localhost"):
+        with Client(service.url.replace("127.0.0.1", name)) as client:
+            assert client.readiness().ready
+    client = Client("http://scans.example")
+    with client, pytest.raises(Unreachable, match="refused"):
+        client.readiness()
+
+
 def test_table_distinguishes_errors_from_misses(service: ServiceProcess) -> None:
     phantom = make_phantom(ABSENT_RING)
     with Client(service.url) as client:
