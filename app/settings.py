@@ -35,6 +35,8 @@ NO_PROXY: Final = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[:
 SECRET: Final = frozenset({"api_keys", "admin_key_hash"})
 """Settings in which a key may stand in plain text by mistake: what they are is never told."""
 
+PORT: Final = 8000
+
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -79,6 +81,11 @@ def _check_devices(value: str) -> str:
     return value
 
 
+def _ignore_service_link(value: object) -> object:
+    """Take for unset what Kubernetes sets where a Service is named landmarkd: the URL of that."""
+    return PORT if isinstance(value, str) and value.startswith("tcp://") else value
+
+
 def _check_host(value: str) -> str:
     if "/" in value:
         raise ValueError(f"expected names of hosts, without https:// or a path, got {value!r}")
@@ -113,8 +120,8 @@ class Settings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(
-        8000, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one."
+    port: Annotated[int, BeforeValidator(_ignore_service_link)] = Field(
+        PORT, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one."
     )
     models_dir: Folder = Field(
         default_factory=_find_models,

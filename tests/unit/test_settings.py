@@ -174,3 +174,9 @@ def test_key_that_cannot_be_sent_is_refused_without_being_shown(key: str) -> Non
     with pytest.raises(Unauthorized, match="expected an API key of one line") as caught:
         Client("http://127.0.0.1:1", api_key=key)
     assert "cret" not in str(caught.value)
+
+
+def test_what_kubernetes_tells_of_a_service_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sets this in each pod where a Service is named landmarkd, whose pods ended at once."""
+    monkeypatch.setenv("LANDMARKD_PORT", "tcp://10.96.0.5:80")
+    assert read_settings() == Settings(port=8000)
