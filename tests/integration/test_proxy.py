@@ -118,6 +118,12 @@ def test_calls_are_described_under_the_path_of_the_proxy(client: httpx.Client) -
     assert str(described.url.join(server["url"]).path) == "/landmarks/"
 
 
+def test_scheme_of_the_proxy_is_told_to_the_service() -> None:
+    """Else its description has addresses of http, to which nothing can be sent behind TLS."""
+    told = "proxy_set_header X-Forwarded-Proto $scheme;"
+    assert documented(1, 2).count(told) == 2  # At / and below a path.
+
+
 @pytest.mark.parametrize("size", [100_000, 5_000_000, 60_000_000])
 def test_refusal_is_passed_on_while_the_body_is_sent(client: httpx.Client, size: int) -> None:
     """Not as an error of the proxy's own, though the service does not want the rest."""
