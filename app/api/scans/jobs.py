@@ -97,7 +97,7 @@ async def create_job(
     """
     form = negotiate_format(FORMATS, query.format or "json", None)
     scan = await receive_scan(request, shared, admitted, query, timeout_s=NO_HURRY_S)
-    return await accept_job(jobs, scan, form, candidates=query.candidates, splits=True)
+    return await accept_job(request, jobs, scan, form, candidates=query.candidates, splits=True)
 
 
 @jobs_router.get(
@@ -132,7 +132,7 @@ async def list_jobs(
 )
 async def get_job(request: Request, job: str, jobs: JobsDep, admitted: AdmittedDep) -> Response:
     """Tell what has become of each scan of a job, or how far it is."""
-    path = f"{request.scope['root_path']}/v1/jobs/{job}/scans/"
+    path = _path_of_results(request, job)
     find = partial(jobs.store.find, admitted.client, job, path, jobs.progress())
     found = await jobs.call(admitted.client, find)
     return Response(_describe(jobs, found), media_type="application/json")
@@ -185,7 +185,13 @@ async def delete_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> None:
 
 
 async def accept_job(
-    jobs: JobRunner, scan: ReceivedScan, form: AnswerFormat, *, candidates: bool, splits: bool
+    request: Request,
+    jobs: JobRunner,
+    scan: ReceivedScan,
+    form: AnswerFormat,
+    *,
+    candidates: bool,
+    splits: bool,
 ) -> Response:
     """Keep a scan that has arrived as a job; with ``splits`` it may be an archive of scans.
 
@@ -202,12 +208,17 @@ async def accept_job(
     def keep() -> KeptJob:
         limit = scan.engine.limits.inflated_bytes
         scans = count_scans(content, limit) if splits else None
-        return jobs.store.find(client, jobs.store.accept(order, content, scans))
+        job = jobs.store.accept(order, content, scans)
+        return jobs.store.find(client, job, _path_of_results(request, job))
 
     job = await jobs.accept(client, keep)
     headers = {"Location": f"/v1/jobs/{job.id}"}
     body = _describe(jobs, job)
     return Response(body, 202, headers=headers, media_type="application/json")
+
+
+def _path_of_results(request: Request, job: str) -> str:
+    return f"{request.scope['root_path']}/v1/jobs/{job}/scans/"
 
 
 def _describe(jobs: JobRunner, job: KeptJob) -> str:

@@ -108,7 +108,8 @@ async def find_landmarks(
         answer, content = await cancel_on_disconnect(request.receive, _report(scan, find))
         return timed_response(content, answer.timing_ms, form.media_type, answer.warnings)
     if jobs:
-        kept = await accept_job(jobs, scan, form, candidates=query.candidates, splits=False)
+        wanted = query.candidates
+        kept = await accept_job(request, jobs, scan, form, candidates=wanted, splits=False)
         kept.headers["Preference-Applied"] = RESPOND_ASYNC
         return kept
     if streams:

@@ -133,9 +133,10 @@ class Service:
     def cancel(self) -> None:
         """Cancel the request, from any thread; the service stops working on it."""
         self._cancelled.set()
-        if self._socket is not None:
+        connected = self._socket  # The request's thread may end it meanwhile.
+        if connected is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                connected.shutdown(socket.SHUT_RDWR)
 
     def _check(self) -> None:
         if self._cancelled.is_set():

@@ -1,10 +1,13 @@
-"""How jobs and what is asked of them are counted and logged, with the real engine."""
+"""How jobs and what is asked of them are counted, logged and told, with the real engine."""
+
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from app.api.problems import describe_problem
 from app.errors import NetworkFailed
+from app.io.schemas import JobAnswer
 from app.jobs.folder import JOB_BYTES, SCAN_BYTES
 from tests.support.dicom_files import zipped
 from tests.support.services import RAW, shared_of, toy_scan
@@ -39,3 +42,21 @@ def test_failure_that_is_read_again_is_no_new_one(
     assert 'landmarkd_requests_total{code="network-failed"' not in text
     read = [record.levelname for record in caplog.records if record.name == "app.requests"]
     assert read == ["INFO"] * 2
+
+
+def test_a_scan_that_is_done_at_once_is_told_with_its_path(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = shared_of(client).jobs
+    assert runner is not None
+    accept, store = runner.store.accept, runner.store
+
+    def accept_and_settle(*job: Any) -> str:
+        accepted_id = accept(*job)
+        assert store.settle(claimed(store), "done", "{}")
+        return accepted_id
+
+    monkeypatch.setattr(store, "accept", accept_and_settle)
+    response = client.post(URL, content=toy_scan(), headers=RAW)
+    (scan,) = JobAnswer.model_validate_json(response.content).scans
+    assert scan.result == f"{response.headers['location']}/scans/0"
