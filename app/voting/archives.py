@@ -45,15 +45,18 @@ CHUNK_BYTES: Final = 1 << 18
 """Bytes inflated at a time."""
 
 FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS: Final = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
 
 TYPES: Final = dict(
     zip(
-        ("F16", "BF16", "F32", "F64", "U8", "I8", "I16", "I32", "I64", "BOOL"),
-        (*FLOATS, *INTEGERS, torch.bool),
+        ("F16", "BF16", "F32", "F64", *("I8", "I16", "I32", "I64"), *("U8", "U16", "U32", "U64")),
+        (*FLOATS, *INTEGERS),
         strict=True,
     )
-)
+) | {"BOOL": torch.bool}
 """By their names in safetensors; which of them an array may have is checked as of npz files."""
 
 # What the libraries raise for malformed files; most have no common base.
@@ -191,10 +194,8 @@ def _read_npz(content: Content, max_bytes: int) -> dict[str, Tensor]:
             # At the end, zipfile compares the checksum.
             rest = iter(partial(stream.read, CHUNK_BYTES), b"")
             _fill(array.view(np.uint8).data, chain([start.read()], rest))
-        # Torch knows no other byte order, and little but uint8 without a sign.
-        native = array.astype(
-            np.int64 if dtype.kind == "u" else dtype.newbyteorder("="), copy=False
-        )
+        # Torch knows no other byte order.
+        native = array.astype(dtype.newbyteorder("="), copy=False)
         arrays[name] = torch.from_numpy(native.reshape(shape, order="F" if fortran else "C"))
     return arrays
 

@@ -152,12 +152,13 @@ def check_affine(affine: Array) -> Affine:
     Raises:
         BadArrays: It is not 4 x 4, not finite, not invertible, or not of a scan's size.
     """
+    shape = np.shape(affine)
+    if shape != (4, 4):  # First: in float64, another may take several times its own memory.
+        raise BadArrays(f"array 'affine': expected shape [4, 4], got {list(shape)}")
     given = affine.double().numpy() if isinstance(affine, Tensor) else np.asarray(affine)
     if given.dtype.kind not in "iuf":
         raise BadArrays(f"array 'affine': expected real numbers, got {given.dtype}")
     matrix = given.astype(np.float64)
-    if matrix.shape != (4, 4):
-        raise BadArrays(f"array 'affine': expected shape [4, 4], got {list(matrix.shape)}")
     peak = np.abs(matrix).max()
     # Written so that NaN fails.
     if not peak <= MAX_REACH_MM:

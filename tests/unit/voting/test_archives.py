@@ -82,7 +82,7 @@ def test_safetensors_is_read_in_every_type(dtype: torch.dtype) -> None:
     assert torch.equal(archive.offsets, torch.from_numpy(SMALL).to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint16, np.int8])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint16, np.uint64, np.int8])
 def test_affine_may_be_whole_numbers(dtype: type[np.generic]) -> None:
     affine = np.diag([2, 3, 4, 1]).astype(dtype)
     archive = read_archive(npz({"affine": affine}), MOST)
@@ -259,6 +259,18 @@ def test_bomb_is_refused_at_little_cost(content: bytes, error: type[RequestError
         with pytest.raises(error):
             read_archive(content, MOST)
         assert tracemalloc.get_traced_memory()[1] < 2 * MOST
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["affine", "probs"])
+def test_array_of_small_numbers_takes_no_more_memory_than_it_declares(name: str) -> None:
+    content = npz({name: np.zeros(MOST, np.uint8)})
+    tracemalloc.start()
+    try:
+        with suppress(BadArrays):
+            read_archive(content, MOST)
+        assert tracemalloc.get_traced_memory()[1] < 3 * MOST  # As the service foresees.
     finally:
         tracemalloc.stop()
 

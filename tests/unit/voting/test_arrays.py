@@ -1,5 +1,6 @@
 """Arrays: every layout becomes the same field, and what does not fit is named."""
 
+import tracemalloc
 from inspect import unwrap
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from app.errors import BadArrays, BadParameter, TooLarge
 from app.model.outputs import Field
 from app.voting.arrays import (
+    Array,
     Layout,
     check_affine,
     check_values,
@@ -34,6 +36,7 @@ from tests.support.vote_archives import (
 ACTIVATIONS = ("none", "sigmoid", "softmax")
 PROBS = np.full((*SHAPE, LANDMARKS + 1), 0.5, dtype=np.float32)
 OFFSETS = np.zeros((*SHAPE, 3 * LANDMARKS), dtype=np.float32)
+MANY = 1 << 20
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -173,6 +176,17 @@ def test_values_that_rounding_explains_pass() -> None:
 def test_bad_affine_is_named(affine: NDArray[np.float64], words: str) -> None:
     with pytest.raises(BadArrays, match=f"array 'affine': .*({words})"):
         check_affine(affine)
+
+
+@pytest.mark.parametrize("affine", [np.zeros(MANY, np.uint8), torch.zeros(MANY, dtype=torch.uint8)])
+def test_large_array_is_no_affine_before_it_is_copied(affine: Array) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadArrays, match=rf"expected shape \[4, 4\], got \[{MANY}\]"):
+            check_affine(affine)
+        assert tracemalloc.get_traced_memory()[1] < MANY
+    finally:
+        tracemalloc.stop()
 
 
 def test_good_affine_is_read_in_any_type() -> None:
