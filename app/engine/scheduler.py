@@ -97,8 +97,10 @@ class _FairShares:
         if party not in self._times:
             self._times[party] = max(self._now, self._idle_times.pop(party, 0.0))
 
-    def leave(self, party: Hashable) -> None:
-        self._idle_times[party] = self._times.pop(party)
+    def keep(self, parties: Container[Hashable]) -> None:
+        """Let all others leave."""
+        for party in [one for one in self._times if one not in parties]:
+            self._idle_times[party] = self._times.pop(party)
 
     def advance(self, party: Hashable, cost: float) -> None:
         self._times[party] += cost
@@ -159,7 +161,6 @@ class Scheduler(Generic[Request]):
             raise ValueError(f"expected a new request, got one that was added before: {request!r}")
         deadline = math.inf if deadline is None else deadline
         self._entries[request] = _Entry(self._count, client, deadline)
-        self._client_shares.join(client)
         self._count += 1
 
     def add_tiles(self, request: Request, lane: Hashable, tiles: int) -> None:
@@ -177,6 +178,8 @@ class Scheduler(Generic[Request]):
         if tiles < 1 or entry.waiting:
             raise ValueError(f"expected tiles, and none before, got {tiles} after {entry.waiting}")
         entry.lane, entry.tiles, entry.next_tile = lane, tiles, 0
+        # Not before: a client all of whose scans are being prepared is idle.
+        self._client_shares.join(entry.client)
         self._lane_shares.join(lane)
         self._entries.move_to_end(request)
 
@@ -190,9 +193,7 @@ class Scheduler(Generic[Request]):
         if entry is None:
             return 0
         if entry.waiting:
-            self._leave_if_empty(entry.lane)
-        if all(other.client != entry.client for other in self._entries.values()):
-            self._client_shares.leave(entry.client)
+            self._leave_idle()
         return entry.waiting
 
     def set_deadline(self, request: Request, deadline: float) -> None:
@@ -308,7 +309,6 @@ class Scheduler(Generic[Request]):
         entries = ready.values()
         client = self._client_shares.smallest({entry.client for entry in entries})
         lane = self._lane_shares.smallest({one.lane for one in entries if one.client == client})
-        self._client_shares.start_turn(client)
         self._lane_shares.start_turn(lane)
         batch = Batch(lane, tuple(self._take_tiles(lane, ready)))
         if self._side_by_side:
@@ -327,6 +327,7 @@ class Scheduler(Generic[Request]):
             client = self._client_shares.smallest({entry.client for entry in active.values()})
             request = self._choose(client, active, served)
             tiles.append((request, active[request].take()))
+            self._client_shares.start_turn(client)
             self._client_shares.advance(client, cost * _price(client))
             if request not in served:
                 # Served requests go behind the others, so turns rotate from batch to batch.
@@ -335,7 +336,7 @@ class Scheduler(Generic[Request]):
             if not active[request].waiting:
                 del active[request]
         self._lane_shares.advance(lane, cost * len(tiles) / requests)
-        self._leave_if_empty(lane)
+        self._leave_idle()
         return tiles
 
     def _choose(
@@ -348,7 +349,8 @@ class Scheduler(Generic[Request]):
             return in_turn
         return min(own, key=lambda one: (active[one].deadline, active[one].number))
 
-    def _leave_if_empty(self, lane: Hashable) -> None:
-        """Take a lane in which no tile waits out of the turns."""
-        if not any(entry.lane == lane and entry.waiting for entry in self._entries.values()):
-            self._lane_shares.leave(lane)
+    def _leave_idle(self) -> None:
+        """Take clients and lanes of which no tile waits out of the turns."""
+        waiting = [entry for entry in self._entries.values() if entry.waiting]
+        self._client_shares.keep({entry.client for entry in waiting})
+        self._lane_shares.keep({entry.lane for entry in waiting})

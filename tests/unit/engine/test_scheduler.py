@@ -97,6 +97,17 @@ def test_a_client_gains_nothing_by_coming_back() -> None:
         scheduler.remove(f"brief {number}")
 
 
+@pytest.mark.parametrize("client", ["slow", BACKGROUND])
+def test_a_client_gains_nothing_while_its_scan_is_prepared(client: str) -> None:
+    scheduler = scheduler_of(1)
+    scheduler.add("large", client=client)
+    add(scheduler, "many", tiles=50, client="other")
+    drain(scheduler)
+    scheduler.add_tiles("large", "lane", 50)
+    add(scheduler, "small", client="other")
+    assert "small" in [next_of(scheduler).tiles[0][0] for _ in range(2)]
+
+
 def test_foreseen_cost_counts_the_share_of_every_other_client() -> None:
     scheduler = scheduler_of(1)
     for number in range(5):
