@@ -254,7 +254,7 @@ class Scheduler(Generic[Request]):
 
         Args:
             running: The batch.
-            spare: What they may cost at most.
+            spare: What they may cost at most, all together.
             now: The caller's clock.
 
         Returns:
@@ -269,7 +269,8 @@ class Scheduler(Generic[Request]):
                 for request, entry in self._ready(now).items()
                 if request not in own
                 and _price(entry.client) * entry.waiting * self._cost(entry.lane) <= most
-            }
+            },
+            spare,
         )
 
     def end(self, batch: Batch[Request]) -> None:
@@ -302,28 +303,31 @@ class Scheduler(Generic[Request]):
             if entry.waiting and now < entry.deadline and request not in running
         }
 
-    def _take_batch(self, ready: Mapping[Request, _Entry]) -> Batch[Request] | None:
-        """Take the next batch of some requests, if there are any."""
+    def _take_batch(
+        self, ready: Mapping[Request, _Entry], most: float = math.inf
+    ) -> Batch[Request] | None:
+        """Take the next batch of some requests, if any; several tiles cost at most ``most``."""
         if not ready:
             return None
         entries = ready.values()
         client = self._client_shares.smallest({entry.client for entry in entries})
         lane = self._lane_shares.smallest({one.lane for one in entries if one.client == client})
         self._lane_shares.start_turn(lane)
-        batch = Batch(lane, tuple(self._take_tiles(lane, ready)))
+        batch = Batch(lane, tuple(self._take_tiles(lane, ready, most)))
         if self._side_by_side:
             self._running.append(batch)
         return batch
 
     def _take_tiles(
-        self, lane: Hashable, ready: Mapping[Request, _Entry]
+        self, lane: Hashable, ready: Mapping[Request, _Entry], most: float
     ) -> list[tuple[Request, int]]:
         """Fill the slots of a batch from clients and their requests in turn."""
         active = {request: entry for request, entry in ready.items() if entry.lane == lane}
         slots, cost, requests = self._batch_size(lane), self._cost(lane), len(active)
         tiles: list[tuple[Request, int]] = []
         served: set[Request] = set()
-        while active and len(tiles) < slots:
+        # At least one, as what a tile costs may just have been measured anew.
+        while active and (not tiles or (len(tiles) < slots and (len(tiles) + 1) * cost <= most)):
             client = self._client_shares.smallest({entry.client for entry in active.values()})
             request = self._choose(client, active, served)
             tiles.append((request, active[request].take()))

@@ -251,6 +251,17 @@ def test_much_smaller_scans_need_not_wait_for_the_end_of_a_batch() -> None:
     assert [batch.lane for batch in drain(scheduler)] == ["medium", "fast", "fast"]
 
 
+def test_all_that_interrupt_a_batch_together_take_no_longer_than_they_may() -> None:
+    scheduler = scheduler_of(8)
+    add(scheduler, "huge", tiles=20)
+    running = next_of(scheduler)
+    for number in range(4):
+        add(scheduler, f"{number}")
+    assert interrupting(scheduler, running, spare=2.5) == ["0", "1"]
+    assert interrupting(scheduler, running, spare=0.9) == []
+    assert interrupting(scheduler, running, spare=1.0) == ["2"]
+
+
 def test_scan_of_one_tile_interrupts_one_of_many_tiles_of_its_own_lane() -> None:
     scheduler = scheduler_of(1)
     add(scheduler, "huge", tiles=2)
