@@ -54,21 +54,21 @@ class HostPool:
             if cancelled.is_set():
                 raise DeadlineExceeded("expected somebody to wait for the answer, got nobody")
 
+        if self._closed:
+            raise _stopped()
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, function, check_cancelled)
         try:
-            if self._closed:
+            await asyncio.wait([future], timeout=deadline - loop.time())
+            if future.cancelled():  # The pool was closed, and the work dropped.
                 raise _stopped()
-            with suppress(TimeoutError):  # Its frames hold the task, which holds what is raised.
-                async with asyncio.timeout_at(deadline):
-                    loop = asyncio.get_running_loop()
-                    return await loop.run_in_executor(self._executor, function, check_cancelled)
+            if future.done():
+                return future.result()
             raise DeadlineExceeded("expected an answer in time, got none")
-        except asyncio.CancelledError:
-            if _is_cancelled():
-                raise
-            # Nobody has cancelled who waits: the pool was closed, and the work dropped.
-            raise _stopped() from None
         finally:
             cancelled.set()
+            future.cancel()
+            del future  # It holds what is raised, whose traceback holds this frame.
 
     def close(self) -> None:
         """Let the threads end; work that has not begun is dropped."""
@@ -137,15 +137,6 @@ def start_daemon_thread(function: Callable[[], Result]) -> Future[Result]:
 async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
     """Wait for what a function returns on a thread that ``start_daemon_thread`` starts."""
     return await asyncio.shield(asyncio.wrap_future(start_daemon_thread(function)))
-
-
-def _is_cancelled() -> bool:
-    """Say whether the task that runs was cancelled, without a name for it in the caller's frame.
-
-    That would hold the task, which holds what it has raised, whose traceback holds the frame.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _stopped() -> Draining:

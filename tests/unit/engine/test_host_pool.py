@@ -1,6 +1,7 @@
 """Threads for work on the host."""
 
 import asyncio
+import errno
 import os
 import threading
 import weakref
@@ -78,6 +79,19 @@ def test_result_of_work_is_awaited() -> None:
         assert await pool.run(lambda _check: 5, deadline) == 5
         with pytest.raises(BadVoxels):
             await pool.run(lambda _check: fail(), deadline)
+        pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_timeout_of_the_work_itself_is_no_missed_deadline() -> None:
+    def work(_check: Callable[[], None]) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")  # As of a disk far away.
+
+    async def scenario() -> None:
+        pool, deadline = HostPool("host", 1), asyncio.get_running_loop().time() + WAIT_S
+        with pytest.raises(TimeoutError, match="Connection timed out"):
+            await pool.run(work, deadline)
         pool.close()
 
     asyncio.run(scenario())
