@@ -167,7 +167,8 @@ class DeviceLoop:
             scan.waiters.append(waiter)
             self.queue.update_deadline(scan)
             return scan
-        detector = Detector(request.model.on(self.index))
+        model = request.model.on(self.index)
+        detector = Detector(model, keeps_votes=request.keeps_votes)
         scan = ActiveScan(request, detector.passes(request.volume), [waiter])
         self._scans[request.key] = scan
         self._worker.submit(scan)

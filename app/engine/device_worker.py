@@ -25,7 +25,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -61,7 +60,6 @@ from app.inference import (
     ScanState,
     collect_batch,
     conclude,
-    keep_votes,
     launch_batch,
     translate_out_of_memory,
 )
@@ -234,10 +232,7 @@ class DeviceWorker:
         outcome = next(scan.passes)
         if isinstance(outcome, ScanState):
             return outcome
-        detection = conclude(scan.request.volume, outcome, scan.tiles, queue_s=scan.queue_s)
-        if not scan.request.keeps_votes:
-            return detection
-        return replace(detection, votes=outcome.votes or keep_votes(outcome.last))
+        return conclude(scan.request.volume, outcome, scan.tiles, queue_s=scan.queue_s)
 
     def _queue_tiles(self, scan: ActiveScan, state: ScanState) -> None:
         scan.state = state

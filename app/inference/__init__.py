@@ -35,10 +35,7 @@ from app.inference.forecast import Forecast, forecast
 from app.inference.load import load_checked, self_check
 from app.inference.precompile import compile_loops
 from app.inference.regions import Uncertainty, combine, growth
-from app.inference.scan_heatmaps import (
-    keep_votes,
-    write_scan_heatmaps,
-)
+from app.inference.scan_heatmaps import write_scan_heatmaps
 from app.inference.scan_state import ScanState
 from app.inference.verification import verify_precisions
 from app.inference.votes_request import VotesRequest, answer_votes, forecast_votes
@@ -47,6 +44,6 @@ __all__ = [
     "BatchReport", "Detection", "Detector", "Forecast", "InFlightBatch", "Located", "ScanState",
     "StageTimes", "Uncertainty", "VotesRequest", "answer_scan", "answer_votes", "build_answer",
     "collect_batch", "combine", "compile_loops", "conclude", "forecast", "forecast_votes", "growth",
-    "keep_votes", "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",
+    "launch_batch", "load_checked", "measure_answer", "model_ref", "self_check",
     "timing_of", "translate_out_of_memory", "verify_precisions", "write_scan_heatmaps",
 ]  # fmt: skip

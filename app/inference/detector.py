@@ -125,7 +125,7 @@ class Located:
         last: The last pass, with its votes, and with the times of all.
         stages: Landmarks of the first network alone, in its last pass that showed a pose, and of
             the second alone, in its last pass; None if the first has shown no pose.
-        votes: Of the pass that the answer is of, if no landmark is detected; None: of the last one.
+        votes: Of the pass that the answer is of, if they were asked for.
     """
 
     landmarks: tuple[Landmark, ...]
@@ -136,10 +136,16 @@ class Located:
 
 
 class Detector:
-    """One model on one device."""
+    """One model on one device.
 
-    def __init__(self, model: LoadedModel) -> None:
+    Args:
+        model: The model.
+        keeps_votes: Whether ``passes`` tells the votes, too: they may be many, and on a GPU.
+    """
+
+    def __init__(self, model: LoadedModel, *, keeps_votes: bool = False) -> None:
         self.model = model
+        self._keep = keep_votes if keeps_votes else _keep_none
         manifest = model.manifest
         self._refiner = None
         if model.refine is not None:
@@ -182,7 +188,7 @@ class Detector:
         state = self.prepare(volume)
         own_grid = state.grid if self._may_turn(state.grid) else None
         doubts: tuple[str, ...] = ()
-        own: tuple[tuple[Landmark, ...], tuple[Landmark, ...], VoteMap] | None = None
+        own: tuple[tuple[Landmark, ...], tuple[Landmark, ...], VoteMap | None] | None = None
         stages = votes = None
         for view in range(1 + MAX_EXTRA_VIEWS):
             yield state
@@ -191,7 +197,7 @@ class Detector:
                 pose = None if refiner is None else refiner.find_pose(first)
             if refiner is None:
                 break
-            seen = None if own or any_detected(first) else keep_votes(state)
+            seen = None if own or any_detected(first) else self._keep(state)
             if pose is not None and self._may_be_upside_down(first):
                 state = self._turn_upside_down(state)
                 yield state
@@ -211,13 +217,13 @@ class Detector:
             if any_detected(landmarks):
                 votes = None
                 break
-            landmarks, first, votes = own = own or (landmarks, first, seen or keep_votes(state))
+            landmarks, first, votes = own = own or (landmarks, first, seen or self._keep(state))
             if own_grid is None or view == MAX_EXTRA_VIEWS or not has_enough_votes(landmarks):
                 break
             state = self._reorient(state, own_grid, view)
         landmarks, remarks = check_plausibility(landmarks, first, volume, doubts, self.model)
         landmarks, scatter = settle_regions(landmarks, volume, state.model.manifest)
-        yield Located(landmarks, (*remarks, *scatter), state, stages, votes)
+        yield Located(landmarks, (*remarks, *scatter), state, stages, votes or self._keep(state))
 
     def _may_turn(self, grid: Grid) -> bool:
         """Say whether the first-stage network may see a scan in other orientations."""
@@ -284,6 +290,10 @@ class Detector:
         return outcome, tiles
 
 
+def _keep_none(_: ScanState) -> None:
+    """Keep no votes, as no heatmaps are made of them."""
+
+
 def _plan_of(model: LoadedModel, grid: Grid) -> TilePlan:
     manifest = model.manifest
     plan = plan_tiles(grid.voxels.shape, manifest.input, manifest.network.output_stride)
@@ -317,4 +327,5 @@ def conclude(volume: Volume, located: Located, tiles: int, *, queue_s: float = 0
         locate=1e3 * state.locate_s,
     )
     info = VolumeInfo(volume.voxels.shape, volume.affine, volume.digest)
-    return Detection(info, located.landmarks, (*volume.warnings, *located.remarks), tiles, times)
+    warnings = (*volume.warnings, *located.remarks)
+    return Detection(info, located.landmarks, warnings, tiles, times, located.votes)

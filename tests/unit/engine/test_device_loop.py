@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from app.compute.device import NamedDevice
-from app.engine import device_loop, device_worker
+from app.engine import device_loop
 from app.engine.active_scans import DetectRequest, Progress
 from app.engine.batch_sizes import BatchSizes
 from app.engine.device_loop import DeviceLoop
@@ -95,7 +95,7 @@ def test_votes_for_which_memory_runs_out_fail_their_own_scan_alone(
     def run_out(_: ScanState) -> None:
         raise torch.OutOfMemoryError("no memory for votes")
 
-    monkeypatch.setattr(device_worker, "keep_votes", run_out)
+    monkeypatch.setattr("app.inference.detector.keep_votes", run_out)
 
     async def scenario() -> list[Detection | BaseException]:
         async with running(batch_size=2) as loop:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from app.compute.transfer import READY, ReadyEvent
 from app.inference import scan_state
-from app.inference.detector import MAX_EXTRA_VIEWS, Detector
+from app.inference.detector import MAX_EXTRA_VIEWS, Detector, Located
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked
+from app.inference.scan_heatmaps import VoteMap, keep_votes
 from app.inference.scan_state import MERGED_TILES, ScanState
 from app.io.volume import Volume
 from app.phantom import make_phantom
@@ -127,6 +128,29 @@ def test_grids_are_kept_for_the_stream_on_which_the_next_pass_is_prepared(
             seen.append(outcome.grid)
             collect(launch([(outcome, 0)]))
     assert len(seen) == 1 + MAX_EXTRA_VIEWS
+
+
+@pytest.mark.parametrize("keeps_votes", [False, True])
+def test_votes_are_copied_for_heatmaps_alone(
+    keeps_votes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no landmark was detected, those of the first pass were, for whatever was asked."""
+    kept: list[ScanState] = []
+
+    def keep(state: ScanState) -> VoteMap:
+        kept.append(state)
+        return keep_votes(state)
+
+    monkeypatch.setattr("app.inference.detector.keep_votes", keep)
+    model = load_checked(SKULLS, torch.device("cpu"))
+    noise = np.random.default_rng(0).normal(size=(24, 28, 32)).astype(np.float32)
+    volume = Volume(noise, np.diag([0.4, 0.4, 0.4, 1.0]))
+    for outcome in Detector(model, keeps_votes=keeps_votes).passes(volume):
+        if isinstance(outcome, ScanState):
+            collect(launch([(outcome, 0)]))
+    assert isinstance(outcome, Located)
+    assert (outcome.votes is not None) is keeps_votes
+    assert len(kept) == keeps_votes
 
 
 def test_what_other_orientations_show_is_not_said_of_an_answer_in_the_scans_own(
