@@ -180,7 +180,8 @@ class Settings(BaseSettings):
         64,
         ge=1,
         le=100_000,
-        description="Maximum number of requests in work; as many may be received meanwhile. "
+        description="Requests in work beside which no other is admitted, and requests that may be "
+        "received at once; as these get into work, too, that may be up to twice as many. "
         "Further ones are answered with 429, and of one client those beyond three quarters.",
     )
     memory: ByteSize | None = Field(

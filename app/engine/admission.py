@@ -27,8 +27,9 @@ class Admission:
     """Bounds the requests in progress.
 
     Attributes:
-        max_requests: How many may be in work, and how many may be received meanwhile; those that
-            one client sends count among its own in work.
+        max_requests: How many may be in work when another is admitted, and how many may be received
+            at once; once all of these have arrived, up to twice as many are in work. Those that one
+            client sends count among its own in work.
         max_body_bytes: Maximum bytes of all their bodies together.
         backlog_s: Returns the estimated time until a device has run the tiles that wait now.
         devices: Returns the number of devices that work side by side.

@@ -49,6 +49,20 @@ def test_requests_in_work_are_counted_apart_from_those_that_are_received() -> No
             assert admission.requests == 3
 
 
+def test_up_to_twice_as_many_requests_are_in_work_once_all_have_arrived() -> None:
+    admission = make_admission()
+    with ExitStack() as stack:
+        first = stack.enter_context(admission.admit("a"))
+        arriving = [stack.enter_context(admission.admit("b"))]
+        first.start_work()
+        arriving.append(stack.enter_context(admission.admit("c")))
+        for request in arriving:
+            request.start_work()
+        assert admission.working.used == 2 * admission.max_requests - 1
+        with pytest.raises(QueueFull, match="at most 2 requests in work, got 4"):
+            admission.admit("d").__enter__()
+
+
 def test_uploads_of_one_client_take_no_more_places_than_its_share_once_they_are_work() -> None:
     admission = make_admission(8)
     with ExitStack() as stack:
