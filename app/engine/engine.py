@@ -342,6 +342,7 @@ class Engine:
         """Forecast a scan; one that may be among many files takes too long for the event loop."""
         if not is_dicom(content):
             return look(ignore)
+        self._check_memory(SEARCH_BYTES)
         async with (
             self.memory.hold(SEARCH_BYTES, client, deadline) as memory,
             self._decode_slots.hold(LARGE_SLOTS, client, deadline),

@@ -115,10 +115,10 @@ class CaseStore:
             raise BadParameter(
                 f"query.model: expected the name of a model, without a version, got {model[:64]!r}"
             )
+        folder = self._root / model / LANDMARKS
         with _translate_errors():
             (self._root / LOCK).stat()
-        folder = self._root / model / LANDMARKS
-        names = [file.name for file in _files(folder)]
+            names = [file.name for file in _files(folder)]
         ids = (name.removesuffix(LANDMARK_FILE) for name in names if name.endswith(LANDMARK_FILE))
         ahead = sorted(case_id for case_id in ids if case_id > after)
         found = (_read(folder / (case_id + LANDMARK_FILE)) for case_id in ahead[:limit])

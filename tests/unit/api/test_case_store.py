@@ -145,6 +145,10 @@ def test_disk_that_fails_leaves_no_half_of_a_case(tmp_path: Path) -> None:
     with pytest.raises(NotStored, match="expected a disk"):
         keep(store, FIRST)
     assert not list((tmp_path / MODEL / "scans").iterdir())
+    (tmp_path / MODEL / "landmarks").unlink()
+    (tmp_path / MODEL / "landmarks").symlink_to("landmarks")
+    with pytest.raises(NotStored, match="Too many levels"):
+        store.list(MODEL, "", 10)
 
 
 def test_store_that_is_not_mounted_any_more_is_not_another_one(tmp_path: Path) -> None:

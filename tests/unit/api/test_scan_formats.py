@@ -180,6 +180,15 @@ def test_a_series_that_cannot_be_answered_in_time_is_refused(client: TestClient)
     assert response.status_code == 504
 
 
+def test_dicom_is_refused_at_once_where_memory_is_too_small_to_look_for_its_scan(
+    models: Path,
+) -> None:
+    with running(toy_settings(models, memory=32 << 20)) as client:
+        response = client.post(URL, content=SERIES)
+    assert response.status_code == 413
+    assert "at most 24 MiB of memory, got one that takes 48 MiB" in response.json()["detail"]
+
+
 def test_a_series_that_is_packed_otherwise_is_the_same_scan(models: Path) -> None:
     other = io.BytesIO()
     with zipfile.ZipFile(other, "w", zipfile.ZIP_STORED) as archive:
