@@ -12,7 +12,7 @@ from itertools import permutations, product
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
 Affine = Float64[np.ndarray, "4 4"]
 """A map between two 3D frames, acting on homogeneous column vectors."""
@@ -26,6 +26,15 @@ LPS_FROM_RAS: Final[Affine] = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 AXIS_CODES: Final = ("LR", "PA", "IS")
 """The negative and positive end of each RAS world axis, as nibabel and ITK abbreviate them."""
+
+TURNS: Final = np.array(
+    [
+        np.eye(3)[:, axes] * signs
+        for axes in permutations(range(3))
+        for signs in product((1, -1), repeat=3)
+    ]
+)
+"""All 48 ways to lay three axes along three others: each holds a column for each that is laid."""
 
 
 def transform(affine: Affine, points: Points) -> Points:
@@ -106,25 +115,26 @@ def scaling(factors: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:
     return np.diag([*factors, 1.0])
 
 
-def assign_axes(affine: Affine) -> list[int]:
-    """Assign to every array axis the world axis it runs along most.
+def assign_axes(affine: Affine) -> Int64[np.ndarray, "3 2"]:
+    """Assign to every array axis the world axis that it comes nearest to, and its sense.
 
-    The assignment of all three together maximises the summed |cosine|, so every world axis is used
-    once whatever the obliqueness, and it does not depend on the order in which the axes are stored,
-    but where two assignments are equally good, as of axes turned by 45 degrees.
+    Of all 24 assignments that keep the handedness of the affine, that of the largest summed cosine:
+    every world axis is used once whatever the obliqueness, and no scan becomes its mirror image,
+    however sheared it is. It does not depend on the order in which the axes are stored, but where
+    two assignments are equally good, as of axes turned by 45 degrees.
+
+    Returns:
+        For each array axis the world axis, and 1, or -1 where it runs against it, as orientations
+        of nibabel are written.
     """
-    cosines = np.abs(affine[:3, :3] / spacing_of(affine))
-
-    def alignment(axes: Sequence[int]) -> float:
-        # Sorted, so that the sum rounds alike in whatever order the axes are stored.
-        return sum(sorted(float(cosines[world, array]) for array, world in enumerate(axes)))
-
-    return max((list(axes) for axes in permutations(range(3))), key=alignment)
+    cosines = affine[:3, :3] / spacing_of(affine)
+    turns = TURNS[np.linalg.det(TURNS) * np.linalg.det(cosines) >= 0]
+    # Sorted, so that the sum rounds alike in whatever order the axes are stored.
+    alignment = np.sort((turns * cosines).sum(axis=1), axis=1).sum(axis=1)
+    nearest = turns[alignment.argmax()].astype(np.int64)
+    return np.stack([np.abs(nearest).argmax(axis=0), nearest.sum(axis=0)], axis=1)
 
 
 def axis_codes(affine: Affine) -> str:
     """Name the RAS direction that each array axis comes nearest to, such as ``LPS``."""
-    return "".join(
-        AXIS_CODES[world][int(affine[world, array] > 0)]
-        for array, world in enumerate(assign_axes(affine))
-    )
+    return "".join(AXIS_CODES[world][int(sense > 0)] for world, sense in assign_axes(affine))

@@ -116,9 +116,7 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
     Returns:
         The view, and the affine that maps its indices to indices of ``array``.
     """
-    axes = assign_axes(affine)
-    signs = [1 if affine[world, axis] >= 0 else -1 for axis, world in enumerate(axes)]
-    turn = ornt_transform(np.column_stack([axes, signs]), axcodes2ornt(orientation))
+    turn = ornt_transform(assign_axes(affine), axcodes2ornt(orientation))
     return apply_orientation(array, turn), inv_ornt_aff(turn, array.shape)
 
 

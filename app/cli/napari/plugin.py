@@ -125,7 +125,7 @@ def _voxels_of(image: Image) -> np.ndarray:
 def _read_scan(path: str) -> list[LayerDataTuple]:
     volume = read_volume(Path(path).read_bytes())
     # In the order of the world's axes: napari slices no image whose affine exchanges them.
-    order = np.argsort(assign_axes(volume.affine))
+    order = np.argsort(assign_axes(volume.affine)[:, 0])
     affine = volume.affine[:, [*order, 3]]
     options = {"name": Path(path).name, "affine": affine, "units": UNITS}
     return [(volume.voxels.transpose(order), options, "image")]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
-from app.geometry import Affine, spacing_of, transform, translation
+from app.geometry import Affine, axis_codes, spacing_of, transform, translation
 from app.io.volume import Volume
 from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing.grid import grid_shape, make_grid, orient
@@ -151,6 +151,30 @@ def test_orient_copies_nothing() -> None:
     view, _ = orient(array, np.diag([-1.0, 2.0, 3.0, 1.0]), "SPL")
     assert view.shape == (6, 5, 4)
     assert np.shares_memory(view, array)
+
+
+@given(seed=st.integers(0, 10_000), orientation=st.sampled_from(["RAS", "LPS", "SAL"]))
+@settings(max_examples=100)
+def test_no_scan_is_seen_as_its_mirror_image(seed: int, orientation: str) -> None:
+    """Not even where shear takes an axis nearer to the opposite of the world axis left for it."""
+    affine = np.eye(4)
+    affine[:3, :3] = np.random.default_rng(seed).normal(size=(3, 3))
+    _, array_from_view = orient(np.empty((2, 3, 4)), affine, orientation)
+    wanted = np.linalg.det([np.eye(3)["RLAPSI".index(code) // 2] for code in orientation])
+    wanted *= (-1) ** sum(code in "LPI" for code in orientation)
+    assert np.linalg.det((affine @ array_from_view)[:3, :3]) * wanted > 0
+
+
+@pytest.mark.parametrize("sense", [1.0, -1.0])
+def test_the_axes_that_a_scan_is_said_to_have_are_those_it_is_seen_in(sense: float) -> None:
+    """Also where an axis is perpendicular to the world axis left for it, or between two of them."""
+    perpendicular = np.array([[1.0, 0.995, 0.0], [0.0, 0.0, sense * 0.1], [0.0, 0.1, 0.995]])
+    between = np.array([[1.0, sense, 0.0], [1.0, -sense, 0.0], [0.0, 0.0, 1.0]])
+    for columns in (perpendicular, between):
+        affine = np.eye(4)
+        affine[:3, :3] = columns
+        _, array_from_view = orient(np.empty((2, 3, 4)), affine, axis_codes(affine))
+        np.testing.assert_array_equal(array_from_view, np.eye(4))
 
 
 def test_resampling_keeps_a_linear_ramp_in_place() -> None:
