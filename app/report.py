@@ -87,9 +87,12 @@ def make_figure(width: float, height: float, columns: int = 1) -> "tuple[Figure,
 def write_svg(figure: "Figure") -> str:
     """Write a figure as SVG, with its images inside."""
     import matplotlib as mpl
+    from matplotlib.text import Text
 
     file = io.StringIO()
     with mpl.rc_context(FIGURE_STYLE), warnings.catch_warnings():
+        for text in figure.findobj(Text):
+            text.set_parse_math(False)  # Most were made outside of the style.
         # Matplotlib lacks a glyph only to measure it.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

@@ -10,3 +10,11 @@ def test_names_in_any_script_stay_text_that_a_browser_finds_a_font_for() -> None
     assert "text-anchor: middle" in (svg := write_svg(figure))
     for name in ("左眼角", "nasion $x"):
         assert f">{name}</text>" in svg
+
+
+def test_names_with_several_dollars_are_no_formulas() -> None:
+    figure, (axes,) = make_figure(3.0, 2.0)
+    axes.set_xticks([0], ["paid_$1_$2"])
+    axes.annotate("cost_$1_$2", (0, 0))
+    svg = write_svg(figure)
+    assert all(name in svg for name in ("paid_$1_$2", "cost_$1_$2"))
