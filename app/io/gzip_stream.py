@@ -33,6 +33,10 @@ INPUT_BYTES: Final = 1 << 16
 MAX_INFLATION: Final = 1032
 """Largest ratio of deflate, which spends at least 2 bits on a copy of 258 bytes."""
 
+MAX_DEFLATION: Final = 2
+"""Largest ratio of a stream to what it holds, beyond INPUT_BYTES: those of compressors are at most
+an eighth longer. Empty blocks, of which a megabyte takes a second, may fill one of any length."""
+
 COMPRESSION: Final = 1
 """The fastest level; heatmaps, which are mostly zeros, it packs as well as others."""
 
@@ -186,6 +190,7 @@ class InflatedFile(io.RawIOBase):
 
     def __init__(self, content: Content, coding: int) -> None:
         self._rest = memoryview(content)
+        self._spare = INPUT_BYTES
         self._inflater = igzip_lib.IgzipDecompressor(coding)
 
     def readable(self) -> bool:
@@ -197,6 +202,7 @@ class InflatedFile(io.RawIOBase):
 
         Raises:
             EOFError: The stream is cut short.
+            BadGzipFile: It is longer than any compressor makes it.
         """
         view = memoryview(target)
         data = b""
@@ -204,8 +210,11 @@ class InflatedFile(io.RawIOBase):
             piece = self._rest[:INPUT_BYTES] if self._inflater.needs_input else self._rest[:0]
             if self._inflater.needs_input and not piece:
                 raise EOFError
+            if piece and self._spare < 0:
+                raise igzip.BadGzipFile
             self._rest = self._rest[len(piece) :]
             data = self._inflater.decompress(piece, len(view))
+            self._spare += MAX_DEFLATION * len(data) - len(piece)
         view[: len(data)] = data
         return len(data)
 

@@ -24,6 +24,9 @@ WORLDS = {
 }
 """The spaces of NRRD files, and what maps mm in RAS to mm in them."""
 
+EMPTY_BLOCKS = bytes.fromhex("0208208000")
+"""Four blocks of deflate that hold nothing, of 10 bits each, by the codes that RFC 1951 fixes."""
+
 
 def as_nifti(array: np.ndarray, affine: np.ndarray) -> bytes:
     """Write a NIfTI-2 file, whose affine is float64."""

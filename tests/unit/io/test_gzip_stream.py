@@ -1,13 +1,16 @@
 """FileStream: gzip or plain, truncated, corrupt, padded, in several members."""
 
 import gzip
+import zlib
 
+import numpy as np
 import pytest
 from blake3 import blake3
 
 from app.errors import BrokenVolume
 from app.io.gzip_stream import CHUNK_BYTES, FileStream
 from tests.support.cancelling import NobodyWaitsError, cancelled_after
+from tests.support.scan_files import EMPTY_BLOCKS
 
 PLAIN = bytes(range(256)) * 20_000
 """5 MB: several chunks, the last one short."""
@@ -125,3 +128,21 @@ def test_millions_of_empty_members_are_left_once_nobody_waits() -> None:
     content = gzip.compress(b"head") + empty * ((4 << 20) // len(empty)) + gzip.compress(b"tail")
     with pytest.raises(NobodyWaitsError):
         FileStream(content, cancelled_after(10)).read(8)
+
+
+def test_stream_of_empty_blocks_is_left_unread() -> None:
+    """A megabyte of them takes a second, in which nothing asks whether anybody waits."""
+    stream = FileStream(b"\x78\x01" + EMPTY_BLOCKS * (1 << 16))
+    stream.start_inflating()
+    with pytest.raises(BrokenVolume, match="expected a valid zlib stream, got a corrupt one"):
+        stream.read(8)
+
+
+def test_stream_that_was_flushed_often_is_read() -> None:
+    data = np.random.default_rng(2).bytes(1 << 20)
+    packer = zlib.compressobj()
+    parts = [packer.compress(data[at : at + 64]) + packer.flush(zlib.Z_SYNC_FLUSH)
+             for at in range(0, len(data), 64)]  # fmt: skip
+    stream = FileStream(b"".join([*parts, packer.flush()]))
+    stream.start_inflating()
+    assert stream.read(len(data)) == data

@@ -2,8 +2,10 @@
 
 import io
 import zipfile
+import zlib
 from functools import partial
 
+import numpy as np
 import pytest
 
 from app.errors import BrokenVolume, NotAVolume, TooLarge
@@ -11,6 +13,7 @@ from app.io.dicom import archive
 from app.io.scan_archive import MAX_ENTRIES, MAX_SCANS, count_scans, find_scan
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.nifti_files import nifti
+from tests.support.scan_files import EMPTY_BLOCKS
 
 ENOUGH = 1 << 30
 SCANS = (nifti(), nifti(zipped=True), b"notes")
@@ -52,6 +55,22 @@ def test_archive_without_scans_is_refused(files: list[bytes]) -> None:
     """It was a job of one scan, which failed."""
     with pytest.raises(NotAVolume, match="expected an archive of scans, got one without any"):
         count_scans(zipped(files), ENOUGH)
+
+
+def test_image_is_known_by_its_start_however_badly_that_is_compressed() -> None:
+    image = np.random.default_rng(1).bytes(128) + as_dicom()[0][128:]
+    assert count_scans(zipped([image], zipfile.ZIP_DEFLATED), ENOUGH) is None
+
+
+def test_what_lies_behind_empty_blocks_is_not_looked_for() -> None:
+    """There may be a thousand such files, and all calls of jobs wait while they are counted."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    hidden = EMPTY_BLOCKS * 1000 + packer.compress(as_dicom()[0]) + packer.flush()
+    content = bytearray(zipped([b"?" * len(hidden)], zipfile.ZIP_STORED))
+    start = content.index(b"?")
+    content[start : start + len(hidden)] = hidden
+    content[content.index(b"PK\x01\x02") + 10] = zipfile.ZIP_DEFLATED
+    assert count_scans(content, ENOUGH) == 1
 
 
 def test_archives_of_series_are_scans() -> None:
