@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float64
+from nibabel.quaternions import mat2quat
 
 from app.geometry import Affine
 
@@ -121,10 +122,9 @@ def measure_twist(
     """
     rotation = fit_similarity(source, target, np.ones(len(source))).rotation
     longest = np.linalg.svd(source - source.mean(axis=0), full_matrices=False)[2][0]
-    skew = rotation - rotation.T
-    along = longest @ np.array([skew[2, 1], skew[0, 2], skew[1, 0]])
+    real, *imaginary = mat2quat(rotation)
     # A swing after a twist: the part of the quaternion along the axis, over its real part.
-    return float(np.degrees(2 * np.arctan2(abs(along), 1 + np.trace(rotation))))
+    return float(np.degrees(2 * np.arctan2(abs(longest @ imaginary), abs(real))))
 
 
 def drop_collapsed(

@@ -101,3 +101,5 @@ def test_a_turn_about_the_long_axis_is_told_from_others() -> None:
     assert measure_twist(source, other.apply(source)) == pytest.approx(0.0, abs=1e-6)
     assert measure_twist(source, about_long.apply(source)) == pytest.approx(25.0)
     assert measure_twist(source, (other * about_long).apply(source)) == pytest.approx(25.0)
+    half = Rotation.from_rotvec(np.pi * axes[0])
+    assert measure_twist(source, half.apply(source)) == pytest.approx(180.0)
