@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64
 
 from app.errors import BadParameter
 from app.shapes.cohort import Cohort
-from app.shapes.similarity import MIN_LANDMARKS, drop_collapsed, fit_similarity, mean_shape
+from app.shapes.similarity import (
+    MIN_LANDMARKS,
+    drop_collapsed,
+    find_connected,
+    fit_similarity,
+    mean_shape,
+)
 
 MAX_ROUNDS: Final = 500
 CONVERGED: Final = 1e-10
@@ -63,7 +69,7 @@ def analyse_shapes(cohort: Cohort) -> ShapeSpace:
     """
     placed = drop_collapsed(cohort.points)
     known = np.isfinite(placed).all(axis=2)
-    rows = _connected(known)
+    rows = np.flatnonzero(find_connected(placed, MIN_LANDMARKS))
     if len(rows) < MIN_SPECIMENS:
         raise BadParameter(
             f"expected {MIN_SPECIMENS} specimens with {MIN_LANDMARKS} landmarks in common with the "
@@ -93,12 +99,6 @@ def analyse_shapes(cohort: Cohort) -> ShapeSpace:
         scores=sign * left[:, :count] * singular[:count],
         explained=variance[:count] / max(variance.sum(), 1e-300),
     )
-
-
-def _connected(known: Bool[np.ndarray, "specimens landmarks"]) -> Int64[np.ndarray, " n"]:
-    """List the specimens that share enough landmarks with the one that has most."""
-    reference = known[known.sum(axis=1).argmax()]
-    return np.flatnonzero((known & reference).sum(axis=1) >= MIN_LANDMARKS)
 
 
 def _superimpose(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from nibabel.quaternions import mat2quat
 
 from app.geometry import Affine
@@ -144,6 +144,22 @@ def drop_collapsed(
     return np.where(spans[:, None, None], sets, np.nan)
 
 
+def find_connected(
+    sets: Float64[np.ndarray, "specimens landmarks 3"], least: int
+) -> Bool[np.ndarray, " specimens"]:
+    """Find the sets that can be fitted to the one that has most landmarks.
+
+    Args:
+        sets: Points; NaN where one is missing.
+        least: How many landmarks a set must share with that one, not all in one place in either.
+    """
+    known = np.isfinite(sets).all(axis=2)
+    most = known.sum(axis=1).argmax()
+    shared = (known & known[most])[..., None]
+    both = [drop_collapsed(np.where(shared, one, np.nan)) for one in (sets, sets[most])]
+    return np.asarray(np.isfinite(both).all(axis=(0, 3)).sum(axis=1) >= least)
+
+
 def mean_shape(
     point_sets: Sequence[Float64[np.ndarray, "landmarks 3"]],
 ) -> Float64[np.ndarray, "landmarks 3"]:
@@ -151,7 +167,8 @@ def mean_shape(
 
     Args:
         point_sets: The landmarks of each subject, in mm; NaN rows where one is unknown. Sets that
-            share fewer than ``MIN_COMMON`` landmarks with the one that has most are left out.
+            share fewer than ``MIN_COMMON`` landmarks with the one that has most, or only such as
+            are all in one place, are left out.
 
     Returns:
         The mean shape, around the origin, in the pose of the set that has most landmarks and of the
@@ -161,7 +178,7 @@ def mean_shape(
     known = np.isfinite(stack).all(axis=2)
     most = known.sum(axis=1).argmax()
     mean = stack[most]
-    rich = (known & known[most]).sum(axis=1) >= MIN_COMMON
+    rich = find_connected(stack, MIN_COMMON)
     rich[most] = True
     stack, known = stack[rich], known[rich]
     points = np.where(known[..., None], stack, 0.0)

@@ -68,6 +68,18 @@ def test_sets_of_too_few_points_are_left_out_of_the_mean_shape() -> None:
     np.testing.assert_array_equal(mean_shape([*sets, *poor]), mean_shape(sets))
 
 
+def test_sets_that_share_one_place_alone_are_left_out_of_the_mean_shape() -> None:
+    """Points that were never placed, all at 0, 0, 0, beside others that no other set has."""
+    random = np.random.default_rng(5)
+    sets = [20 * random.normal(size=(9, 3)) for _ in range(3)]
+    for one in sets[:2]:
+        one[7:] = np.nan
+    sets[2][:4], sets[2][4:7] = 0.0, np.nan
+    np.testing.assert_array_equal(mean_shape(sets), mean_shape(sets[:2]))
+    sets[2][:7], sets[0][6] = 0.0, np.nan  # Now it is the one that has most.
+    np.testing.assert_allclose(mean_shape(sets), sets[2] - sets[2].mean(axis=0), atol=1e-9)
+
+
 def test_the_mean_shape_averages_variation_away() -> None:
     """Twenty varied subjects: the mean is nearer to the shape than any of them."""
     shape = make_shape(4)
