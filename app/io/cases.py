@@ -30,8 +30,13 @@ SAME_VOXELS: Final = 0.1
 in a scan of voxels of a micrometre, not one who moves it by a voxel."""
 
 
+WIDENED: Final = {np.dtype(bool): np.uint8, np.dtype(np.float16): np.float32}
+"""Types that NIfTI lacks, such as of masks, and those that hold all their values."""
+
+
 def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
     """Write a NIfTI-1 file, not compressed, whose affine is in mm, RAS."""
+    voxels = voxels.astype(WIDENED.get(voxels.dtype, voxels.dtype), copy=False)
     image = nib.Nifti1Image(voxels, affine, dtype=voxels.dtype)
     image.header.set_xyzt_units("mm")
     return bytes(image.to_bytes())

@@ -137,6 +137,15 @@ def test_nifti_is_read_back_with_its_type() -> None:
         assert_allclose(volume.affine, AFFINE, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "written"), [(np.bool_, "uint8"), (np.float16, "float32")])
+def test_types_that_nifti_lacks_are_written_as_wider_ones(dtype: type, written: str) -> None:
+    """An image of napari may have any type."""
+    voxels: np.ndarray = (counting() / 7).astype(dtype)
+    volume = read_volume(write_nifti(voxels, AFFINE))
+    np.testing.assert_array_equal(volume.voxels, voxels)
+    assert volume.voxels.dtype == written
+
+
 def test_person_places_accepts_and_misses_landmarks() -> None:
     affine = np.array([[0, -2, 0, 9], [3, 0, 0, -4], [0, 0.1, 1, 2], [0, 0, 0, 1.0]])
     answer = answer_of(
