@@ -105,6 +105,21 @@ def test_scan_is_shown_where_the_service_read_it(
         assert_allclose(landmark(page, name)["ijk"], voxel[:3], atol=NEAR_MM)
 
 
+def count_uploads(page: Page) -> None:
+    """Let the page count how often a scan is sent to the graphics card."""
+    page.evaluate(
+        """() => {
+            const { nv } = landmarkd.viewer;
+            const send = nv.refreshLayers.bind(nv);
+            window.sent = 0;
+            nv.refreshLayers = (...layer) => {
+                window.sent += 1;
+                send(...layer);
+            };
+        }"""
+    )
+
+
 def test_contrast_is_that_of_the_voxels_whatever_range_the_header_has(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
@@ -117,9 +132,33 @@ def test_contrast_is_that_of_the_voxels_whatever_range_the_header_has(
         drop(page, ("plain.nii", written()))
         page.wait_for_selector("#rows tr")
         plain = drawn(page)
+        count_uploads(page)
         drop(page, ("scaled.nii", image.to_bytes()))
         page.wait_for_selector('#facts:text("scaled.nii")')
         assert np.abs(drawn(page) - plain).mean() < SAME_GREY
+        assert page.evaluate("sent") == 1
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e300, np.nan])
+def test_voxels_that_are_not_finite_leave_the_others_their_contrast(
+    browser: Browser, page_service: ServiceProcess, value: float
+) -> None:
+    voxels = np.rint(VOLUME.voxels).astype(np.float64)
+    voxels[0, 0, 0] = voxels.max() + 100  # Where NiiVue does not look for their range.
+    whole = [voxels.min(), voxels.max()]
+    voxels[tuple(np.array(voxels.shape) // 2)] = value
+    image = nib.Nifti1Image(voxels, VOLUME.affine)
+    image.header.set_xyzt_units("mm")
+    ends = "(({ cal_min, cal_max }) => [cal_min, cal_max])(landmarkd.viewer.nv.volumes[0])"
+    with opened(browser, page_service.url) as page:
+        drop(page, ("plain.nii", written()))
+        page.wait_for_selector("#rows tr")
+        plain = drawn(page)
+        drop(page, ("odd.nii", image.to_bytes()))
+        page.wait_for_selector('#facts:text("odd.nii")')
+        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
+        page.click('[data-window="full"]')
+        assert page.evaluate(ends) == whole
 
 
 def test_drag_ends_with_its_scan(

@@ -1,5 +1,6 @@
 // The viewer: NiiVue with three planes and 3D, and the hand that moves points in the planes.
 
+import { prepare, rangeOf } from "./contrast.js";
 import { suffixOf } from "./files.js";
 import { invert, transform } from "./geometry.js";
 import { arrange, PLANES, RENDER_TILE } from "./layout.js";
@@ -32,7 +33,6 @@ const SAME_MM = 1e-5; // headers have positions in float32
 const RING_PX = 6; // where no 95 % region is known
 const MIN_RING_PX = 4;
 const BALL_PX = 7;
-const BONE_PART = 0.3; // of the range from black to white that is black for bone
 const HEATMAP = { colormap: "redyell", opacity: 0.6 };
 const CLEAR_BELOW = 2; // NiiVue's code: the lower a value is below `cal_min`, the clearer
 const STILL_PX = 4; // a shorter drag is a click
@@ -88,15 +88,14 @@ class Viewer {
   /** Show a scan without landmarks; `frame` is which one of a file with several. */
   async show(file, frame = 0) {
     this.clear();
+    // Here it has not been sent to the graphics card, and each change afterwards sends it again.
+    this.nv.addVolume = (volume) => {
+      delete this.nv.addVolume;
+      prepare(volume, frame);
+      this.nv.addVolume(volume);
+    };
     // NiiVue recognises formats by name, which may be missing or wrong.
     await this.nv.loadFromFile(new File([file], `scan.${await suffixOf(file)}`));
-    const [volume] = this.nv.volumes;
-    const { cal_min, cal_max } = volume.hdr; // for display, but often those of values before they were scaled
-    if (!frame && !(cal_min < cal_max)) return;
-    this.nv.setFrame4D(volume.id, frame);
-    volume.trustCalMinMax = false;
-    volume.calMinMax(); // of this frame
-    this.nv.updateGLVolume();
   }
 
   clear() {
@@ -184,13 +183,11 @@ class Viewer {
     this.nv.setSliceType(VIEWS[name]);
   }
 
-  /** Map the values from black to white: "auto", "full" range, or "bone", brighter tissue with more contrast. */
+  /** Map the values from black to white; `name` is that of a range in contrast.js. */
   window(name) {
     const [volume] = this.nv.volumes;
     if (!volume) return;
-    const { robust_min: low, robust_max: high, global_min: least, global_max: most } = volume;
-    const bright = low + BONE_PART * (high - low);
-    const [from, to] = { auto: [low, high], full: [least, most], bone: [bright, high] }[name];
+    const [from, to] = rangeOf(volume, name);
     if (volume.cal_min === from && volume.cal_max === to) return;
     Object.assign(volume, { cal_min: from, cal_max: to });
     this.nv.updateGLVolume();
