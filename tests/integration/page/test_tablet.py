@@ -3,8 +3,19 @@
 from typing import Any
 
 import pytest
+from numpy.testing import assert_allclose
 
-from tests.support.browser import SCAN, Browser, Page, drop, opened
+from tests.support.browser import (
+    NEAR_MM,
+    SCAN,
+    Browser,
+    Page,
+    choose,
+    drop,
+    landmark,
+    mark_of,
+    opened,
+)
 from tests.support.services import ServiceProcess
 
 FINGER_PX = 40
@@ -62,3 +73,30 @@ def test_four_views_of_an_upright_tablet_are_two_by_two(
         )
     assert second - first < NEAR_PX < third - second
     assert fourth - third < NEAR_PX
+
+
+def test_second_finger_does_not_move_the_point_that_the_first_one_holds(
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
+) -> None:
+    name = answer[0]["name"]
+    with opened(browser, page_service.url, **held(768, 1024)) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        choose(page, name)
+        mark = mark_of(page, name, 0)
+        protocol = page.context.new_cdp_session(page)
+
+        def touch(kind: str, *aside: float) -> None:
+            points = [{"x": mark["x"] + x, "y": mark["y"], "id": at} for at, x in enumerate(aside)]
+            protocol.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        touch("touchStart", 0)
+        touch("touchMove", 20)
+        moved = page.evaluate("landmarkd.viewer.crosshair")
+        touch("touchStart", 20, 120)
+        for aside in (150, 160):  # The browser tells of one when the next is there.
+            touch("touchMove", 20, aside)
+        assert_allclose(page.evaluate("landmarkd.viewer.crosshair"), moved, atol=NEAR_MM)
+        touch("touchEnd")
+        page.wait_for_selector("#decided:not(:empty)")
+        assert_allclose(landmark(page, name)["ras_mm"], moved, atol=NEAR_MM)

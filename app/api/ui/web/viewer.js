@@ -75,9 +75,10 @@ class Viewer {
       return result;
     };
     canvas.addEventListener("pointerdown", (event) => this.#press(event));
-    canvas.addEventListener("pointermove", (event) => this.#move(event));
-    canvas.addEventListener("pointerup", (event) => this.#release(event));
-    canvas.addEventListener("pointercancel", () => this.cancel());
+    // A hand that rests on the screen, or a second finger, neither moves what the first one holds nor lets it go.
+    canvas.addEventListener("pointermove", (event) => event.isPrimary && this.#move(event));
+    canvas.addEventListener("pointerup", (event) => event.isPrimary && this.#release(event));
+    canvas.addEventListener("pointercancel", (event) => event.isPrimary && this.cancel());
     canvas.addEventListener("pointerleave", () => this.#hover(null));
     // NiiVue would turn the touch that moves a point into one that moves the slices.
     const guard = (event) => this.#pressed?.mm && event.stopImmediatePropagation();
