@@ -1,16 +1,19 @@
-"""The page under fingers, in a real Chromium with a real service: tablets and phones."""
+"""The page on tablets and phones: under fingers, and without graphics, in a real Chromium."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from tests.support.browser import (
     NEAR_MM,
+    SAME_GREY,
     SCAN,
     Browser,
     Page,
     choose,
+    drawn,
     drop,
     landmark,
     mark_of,
@@ -100,3 +103,22 @@ def test_second_finger_does_not_move_the_point_that_the_first_one_holds(
         touch("touchEnd")
         page.wait_for_selector("#decided:not(:empty)")
         assert_allclose(landmark(page, name)["ras_mm"], moved, atol=NEAR_MM)
+
+
+def test_scan_is_drawn_again_when_the_browser_gives_its_graphics_back(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        before = drawn(page)
+        graphics = page.evaluate_handle("landmarkd.viewer.nv.gl.getExtension('WEBGL_lose_context')")
+        graphics.evaluate("(graphics) => graphics.loseContext()")
+        page.wait_for_function("() => landmarkd.viewer.nv.gl.isContextLost()")
+        assert np.abs(drawn(page) - before).mean() > SAME_GREY
+        page.evaluate("window.lost = landmarkd.viewer.nv.meshes")
+        graphics.evaluate("(graphics) => graphics.restoreContext()")
+        page.wait_for_function(
+            "() => (({ meshes }) => meshes !== lost && meshes.length)(landmarkd.viewer.nv)"
+        )
+        assert np.abs(drawn(page) - before).mean() < SAME_GREY

@@ -31,8 +31,7 @@ const OPTIONS = {
 };
 const SAME_MM = 1e-5; // headers have positions in float32
 const RING_PX = 6; // where no 95 % region is known
-const MIN_RING_PX = 4;
-const BALL_PX = 7;
+const [MIN_RING_PX, BALL_PX] = [4, 7];
 const HEATMAP = { colormap: "redyell", opacity: 0.6 };
 const CLEAR_BELOW = 2; // NiiVue's code: the lower a value is below `cal_min`, the clearer
 const STILL_PX = 4; // a shorter drag is a click
@@ -79,11 +78,13 @@ class Viewer {
     canvas.addEventListener("pointermove", (event) => event.isPrimary && this.#move(event));
     canvas.addEventListener("pointerup", (event) => event.isPrimary && this.#release(event));
     canvas.addEventListener("pointercancel", (event) => event.isPrimary && this.cancel());
+    // Else the browser keeps what it took away, such as while the computer slept.
+    canvas.addEventListener("webglcontextlost", (event) => event.preventDefault());
+    canvas.addEventListener("webglcontextrestored", () => this.#restore());
     canvas.addEventListener("pointerleave", () => this.#hover(null));
     // NiiVue would turn the touch that moves a point into one that moves the slices.
     const guard = (event) => this.#pressed?.mm && event.stopImmediatePropagation();
-    canvas.parentElement.addEventListener("touchstart", guard, { capture: true });
-    canvas.parentElement.addEventListener("touchmove", guard, { capture: true });
+    for (const kind of ["touchstart", "touchmove"]) canvas.parentElement.addEventListener(kind, guard, { capture: true });
   }
 
   /** Show a scan without landmarks; `frame` is which one of a file with several. */
@@ -212,6 +213,13 @@ class Viewer {
     const pressed = this.#pressed;
     this.#pressed = null;
     if (pressed?.mm && pressed.moved) this.#put(pressed.mark.index, pressed.mm);
+  }
+
+  /** Send all to the graphics card again, which has nothing left. */
+  async #restore() {
+    [this.nv.meshes, this.#mesh] = [[], null];
+    await this.nv.init();
+    this.#draw();
   }
 
   #draw() {
@@ -363,8 +371,7 @@ class Viewer {
     if (pressed.mm && pressed.moved) {
       this.onMove(pressed.mark.index, this.#dragged(pressed, event.offsetX, event.offsetY));
     } else if (this.#placing && tile && !pressed.moved) {
-      const at = this.nv.frac2mm(this.nv.scene.crosshairPos)[PLANES[tile.axCorSag][2]];
-      this.onPlace(this.#mmAt(tile, pressed.x, pressed.y, at));
+      this.onPlace(this.#mmAt(tile, pressed.x, pressed.y, this.crosshair[PLANES[tile.axCorSag][2]]));
     } else if (pressed.mark && !pressed.moved) {
       // A drag in 3D turns the scan; it does not select.
       this.onSelect(pressed.mark.index);
