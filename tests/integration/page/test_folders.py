@@ -109,6 +109,25 @@ def test_dropped_folder_is_searched(browser: Browser, page_service: ServiceProce
         assert page.evaluate("landmarkd.queue.current.name") == "study/a.nii.gz"
 
 
+def test_list_scrolls_to_the_scan_that_is_looked_at(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    beyond = """(box) => {
+        const [list, row] = [box, box.querySelector("[aria-selected=true]")].map((one) =>
+            one.getBoundingClientRect());
+        return Math.max(row.bottom - list.bottom, list.top - row.top);
+    }"""
+    with opened(browser, page_service.url) as page:
+        drop(page, *[(f"{number}.nii", b"no scan") for number in range(30)])
+        page.wait_for_selector("#scans li:nth-child(30)")
+        assert page.eval_on_selector("#scans", beyond) <= 0
+        drop(page, ("added.nii", b"no scan"))
+        page.wait_for_selector('#scans li:nth-child(31)[aria-selected="true"]')
+        assert page.eval_on_selector("#scans", beyond) <= 0
+        page.press("#scans li:nth-child(31)", "Home")
+        assert page.eval_on_selector("#scans", beyond) <= 0
+
+
 @pytest.mark.parametrize("way", ["#file", "#folder", "dropped"])
 def test_what_is_no_scan_is_left_out_and_named_however_it_is_opened(
     browser: Browser, page_service: ServiceProcess, tmp_path: Path, way: str

@@ -54,6 +54,7 @@ function look(entry) {
   // One at a time: NiiVue does not load two scans at once.
   state.shown = state.shown.then(() => entry === queue.current && showScan(entry));
   present(entry);
+  queue.reveal();
 }
 
 /** Request the landmarks of those that wait. */

@@ -1,7 +1,7 @@
 // The scans of this page: a list of what was opened, each with its answer and corrections.
 
 import { countDoubtful } from "./edits.js";
-import { element } from "./element.js";
+import { element, reveal } from "./element.js";
 import { nameOf } from "./files.js";
 import { isMisfit, MISFIT } from "./notices.js";
 
@@ -103,11 +103,15 @@ export class Queue {
     element("save-all").disabled = !answered;
   }
 
+  /** Scroll the list to the scan that is looked at. */
+  reveal() {
+    const row = element("scans").children[this.#at];
+    if (row) reveal(element("scans"), row);
+  }
+
   #turn(to) {
     const entry = this.entries[to];
-    if (!entry) return;
-    this.onShow(entry);
-    element("scans").children[to].scrollIntoView({ block: "nearest" });
+    if (entry) this.onShow(entry);
   }
 }
 

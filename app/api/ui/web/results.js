@@ -1,7 +1,7 @@
 // The table of landmarks, and what is measured between them.
 
 import { countDoubtful, decision } from "./edits.js";
-import { element } from "./element.js";
+import { element, reveal } from "./element.js";
 import { digitsOf } from "./geometry.js";
 import { remember, remembered } from "./memory.js";
 
@@ -96,12 +96,7 @@ export class Results {
   /** Scroll the selected row into sight. */
   #reveal() {
     const row = element("rows").rows[this.#selected];
-    if (!row) return;
-    // Only the table scrolls: on a phone, the scan stays where it is.
-    const [box, head] = [element("scroll"), row.offsetHeight];
-    const top = row.offsetTop - head;
-    if (top < box.scrollTop) box.scrollTop = top;
-    else if (top + 2 * head > box.scrollTop + box.clientHeight) box.scrollTop = top + 2 * head - box.clientHeight;
+    if (row) reveal(element("scroll"), row, row.offsetHeight);
   }
 
   /** Highlight the row of the point under the pointer; -1: none. */
