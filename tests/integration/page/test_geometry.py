@@ -161,6 +161,28 @@ def test_voxels_that_are_not_finite_leave_the_others_their_contrast(
         assert page.evaluate(ends) == whole
 
 
+def test_ring_fades_only_beyond_the_thickness_of_its_slice(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    thick = np.diag([1.0, 2.0, 8.0, 1.0])
+    image = nib.Nifti1Image(np.rint(VOLUME.voxels[:, ::2, ::8]).astype(np.int16), thick)
+    image.header.set_xyzt_units("mm")
+    opacity = """([plane, off]) => {
+        const { viewer } = landmarkd;
+        const at = [40, 50, 40];
+        viewer.setLandmarks([{ name: "a", status: "detected", ras_mm: at, region95_mm: null }]);
+        viewer.select(-1, at.map((mm, axis) => mm + off[axis]));
+        return viewer.markers.marks.find((mark) => mark.plane === plane).opacity;
+    }"""
+    with opened(browser, page_service.url) as page:
+        drop(page, ("thick.nii", image.to_bytes()))
+        page.wait_for_selector("#rows tr")
+        assert page.evaluate(opacity, [0, [0, 0, 3.9]]) == 1
+        assert page.evaluate(opacity, [0, [0, 0, 4.1]]) < 1
+        assert page.evaluate(opacity, [1, [0, 0.9, 0]]) == 1
+        assert page.evaluate(opacity, [2, [0.6, 0, 0]]) < 1
+
+
 def test_drag_ends_with_its_scan(
     browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
 ) -> None:

@@ -292,19 +292,19 @@ class Viewer {
 
   #inPlane(tile, scale, box) {
     const [across, up, through] = PLANES[tile.axCorSag];
-    const at = this.nv.frac2mm(this.nv.scene.crosshairPos);
+    const at = this.crosshair;
     const place = (mm) => {
       const [left, top, width, height] = tile.leftTopWidthHeight.map((each) => each / scale);
       const right = (mm[across] - tile.leftTopMM[0]) / tile.fovMM[0];
       const high = (mm[up] - tile.leftTopMM[1]) / tile.fovMM[1];
       return { x: left + right * width, y: top + (1 - high) * height };
     };
-    const scaled = box.width / Math.abs(tile.fovMM[0]);
     const marks = this.#marks(({ mm, region }) => {
       const depth = Math.max(this.#side / 40, region ?? 0);
-      const off = Math.max(Math.abs(mm[through] - at[through]) - this.nv.volumes[0].hdr.pixDims[1] / 2, 0);
+      const thickness = Math.max(...this.nv.volumes[0].hdr.affine[through].slice(0, 3).map(Math.abs)); // of the slice
+      const off = Math.max(Math.abs(mm[through] - at[through]) - thickness / 2, 0);
       if (off > depth) return null;
-      const radius = region === null ? RING_PX : Math.max(region * scaled, MIN_RING_PX);
+      const radius = region === null ? RING_PX : Math.max((region * box.width) / Math.abs(tile.fovMM[0]), MIN_RING_PX);
       const opacity = off ? 0.75 - 0.6 * (off / depth) : 1;
       return { ...place(mm), radius, opacity, plane: tile.axCorSag, tile, sized: region !== null };
     });
