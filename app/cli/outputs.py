@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from app.cli.batch import OF_ONE_SCAN, Files, LongTable, Model, Output, Sink
-from app.cli.scan_files import name_answers, read_scan
+from app.cli.scan_files import find_read, name_answers, read_scan
 from app.cli.terminal import fail
 from app.durable import lock
 from app.io import (
@@ -68,12 +68,21 @@ def choose_sink(
     output.parent.mkdir(parents=True, exist_ok=True)
     is_table = _is_table(output, form)
     if not (to_folder or is_table or output.is_dir()):
-        return Files({files[0]: output}, write)
+        return Files(_spare_scans({files[0]: output}), write)
     names = _names(files)
     if is_table:
         return LongTable(output, names, resume=resume, form=form.name)
     output.mkdir(exist_ok=True)
-    return Files({path: output / f"{name}.{form.name}" for path, name in names.items()}, write)
+    targets = {path: output / f"{name}.{form.name}" for path, name in names.items()}
+    return Files(_spare_scans(targets), write)
+
+
+def _spare_scans(targets: dict[Path, Path]) -> dict[Path, Path]:
+    """Refuse to put an answer in the place of a scan, or of a file in a folder that is one."""
+    there = [target for target in targets.values() if target.exists()]
+    if there and (read := find_read(there, targets)) is not None:
+        fail(f"-o: expected another file than those that are read, got {read}")
+    return targets
 
 
 @contextmanager

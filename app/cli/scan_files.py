@@ -76,6 +76,23 @@ def name_answers(paths: Iterable[Path]) -> dict[Path, str]:
     return names
 
 
+def find_read(files: Iterable[Path], scans: Iterable[Path]) -> Path | None:
+    """Find what is a scan among files, or is read as a part of a folder that is one; else None."""
+    places = {_follow(file) for file in files}
+    around = {folder for place in places for folder in place.parents}
+    for scan in scans:
+        if (place := _follow(scan)) in places:
+            return scan
+        inner = _dicom_files(scan) if place in around else ()
+        if (part := next((one for one in inner if _follow(one) in places), None)) is not None:
+            return part
+    return None
+
+
+def _follow(file: Path) -> Path:
+    return Path(os.path.realpath(file))  # Path.resolve raises where links lead to themselves.
+
+
 def size_of(path: Path) -> int:
     """Return how many bytes a scan has: of a folder, its DICOM files together."""
     files = _dicom_files(path) if path.is_dir() else (path,)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from app.cli.outputs import choose_sink, choose_writer, output_format, writing_alone
 from tests.support.answers import make_answer
+from tests.support.dicom_files import as_dicom
 from tests.support.services import toy_scan
 
 ANSWER = make_answer(["1", "2"], np.zeros((2, 3)))
@@ -74,3 +75,49 @@ def test_a_table_that_another_run_writes_is_refused_and_kept(
     assert not table.exists()
     assert CliRunner().invoke(app, words).exit_code == 0
     assert table.exists()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("scan", "output", "name"),
+    [
+        ("one.nii", "one.nii", "json"),
+        ("images/a.dcm", "images", "dcm"),
+        ("images/a.dcm", "images/../linked/a.dcm", "dcm"),
+        ("images", "images/a.dcm", "dcm"),
+        ("images", "images", "dcm"),
+    ],
+)
+def test_an_answer_never_replaces_a_scan(
+    scan: str,
+    output: str,
+    name: str,
+    resume: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A report took the place of the image that it is about."""
+    (tmp_path / "one.nii").write_bytes(toy_scan())
+    (tmp_path / "images").mkdir()
+    (tmp_path / "linked").symlink_to("images")
+    for file, content in zip(("a.dcm", "images.dcm"), as_dicom(), strict=False):
+        (tmp_path / "images" / file).write_bytes(content)
+    files, target = [tmp_path / scan], tmp_path / output
+    form = output_format(str(target), name, to_folder=False)
+    with pytest.raises(SystemExit):
+        choose_sink(files, target, form, lambda _, __: b"", to_folder=False, resume=resume)
+    assert "-o: expected another file than those that are read, got " in capsys.readouterr().err
+
+
+def test_an_answer_replaces_one_of_an_earlier_run_beside_the_scan(tmp_path: Path) -> None:
+    scan = tmp_path / "one.nii"
+    scan.write_bytes(toy_scan())
+    (tmp_path / "loop.nii").symlink_to("loop.nii")
+    files = [scan, tmp_path / "loop.nii", tmp_path / "gone.nii"]
+    form = output_format(str(tmp_path), None, to_folder=True)
+    for _ in range(2):
+        sink = choose_sink(
+            files, tmp_path, form, choose_writer(form, None), to_folder=True, resume=False
+        )
+        sink.write(scan, ANSWER)
+    assert json.loads((tmp_path / "one.json").read_bytes()) == ANSWER.model_dump(mode="json")
