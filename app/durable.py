@@ -19,7 +19,10 @@ NAME_END: Final = 40
 
 
 def write_file(path: Path, content: bytes | bytearray | memoryview) -> None:
-    """Write a file, or replace it; see ``replacing``."""
+    """Write a file, or replace it; see ``replacing``. A pipe or device is written to, and stays."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     with replacing(path) as partial:
         partial.write_bytes(content)
 

@@ -52,6 +52,19 @@ def test_name_may_be_as_long_as_any(tmp_path: Path, letter: str) -> None:
     assert path.read_bytes() == NEW
 
 
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    """A command of root put a file in the place of ``/dev/null``."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(path, OLD)
+        assert path.is_fifo()
+        assert os.read(descriptor, len(NEW)) == OLD
+    finally:
+        os.close(descriptor)
+
+
 def test_fault_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere" / "file", tmp_path):
         with pytest.raises(OSError, match=r"No such file|directory") as caught:
