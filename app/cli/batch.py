@@ -65,13 +65,13 @@ class Sink(ABC):
 class Output(Sink):
     """The standard output, for a single scan."""
 
-    def __init__(self, form: AnswerFormat, write: Callable[[str], None]) -> None:
+    def __init__(self, form: AnswerFormat, write: Callable[[bytes], None]) -> None:
         self._form, self._write = form, write
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
         """Write an answer."""
         del path
-        self._write(self._form.write(answer).decode())
+        self._write(self._form.write(answer))
 
 
 class Files(Sink):

@@ -4,8 +4,10 @@ Commands import what they need when they run, so that help and errors do not wai
 """
 
 import gc
+import io
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -88,13 +90,16 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open on nothing what the shell has closed, as by ``2>&-``.
+    """Open on nothing what the shell has closed, as by ``2>&-``; write what an encoding lacks.
 
-    Else sockets and files get these numbers, and what is written to the log or by libraries.
+    Else sockets and files get these numbers, and what is written to the log or by libraries; and a
+    Greek name ends a command whose output is in Latin-1.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         pass
     os.close(descriptor)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @app.callback(invoke_without_command=True)

@@ -63,8 +63,9 @@ def choose_sink(
             fail("expected -o FOLDER, or -o TABLE.csv, for several scans")
         if not isinstance(form, AnswerFormat):
             fail(f"expected -o FILE.{form.name} for {form.name}, which is no text")
-        readable = form.name == "json" and sys.stdout.isatty()
-        return Output(form, Console().print_json if readable else typer.echo)
+        # There is none where the shell has closed it, as by ``>&-``.
+        readable = form.name == "json" and sys.stdout is not None and sys.stdout.isatty()
+        return Output(form, _print_readable if readable else _print)
     output.parent.mkdir(parents=True, exist_ok=True)
     is_table = _is_table(output, form)
     if not (to_folder or is_table or output.is_dir()):
@@ -83,6 +84,15 @@ def _spare_scans(targets: dict[Path, Path]) -> dict[Path, Path]:
     if there and (read := find_read(there, targets)) is not None:
         fail(f"-o: expected another file than those that are read, got {read}")
     return targets
+
+
+def _print(content: bytes) -> None:
+    """Print an answer byte by byte as a file has it, whatever the encoding of the output is."""
+    typer.echo(content, nl=not content.endswith(b"\n"))
+
+
+def _print_readable(content: bytes) -> None:
+    Console().print_json(content.decode())
 
 
 @contextmanager

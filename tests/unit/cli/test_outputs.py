@@ -1,5 +1,6 @@
 """Where answers go, and in which format."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -34,7 +35,31 @@ def test_json_is_indented_for_a_terminal_alone(
         indented = printed.startswith('{\n  "request_id"')
         assert indented == watched
     else:
-        assert printed == f"{write(path, ANSWER).decode()}\n"
+        assert printed == write(path, ANSWER).decode()
+
+
+@pytest.mark.parametrize("name", ["json", "long"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_is_printed_is_what_a_file_would_hold(
+    name: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON in Latin-1 is none, a table ended in an empty line, and ASCII has no ä."""
+    answer, path = make_answer(["ä", "2"], np.zeros((2, 3))), Path("scan.nii")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding))
+    form = output_format("", name, to_folder=False)
+    write = choose_writer(form, None)
+    choose_sink([path], None, form, write, to_folder=False, resume=False).write(path, answer)
+    assert printed.getvalue().rstrip() == write(path, answer).rstrip()
+    assert printed.getvalue().count(b"\n") == (1 if name == "json" else len(answer.landmarks) + 1)
+
+
+def test_an_answer_is_found_though_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a shell has closed the standard output, by ``>&-``."""
+    monkeypatch.setattr(sys, "stdout", None)
+    form = output_format("", "json", to_folder=False)
+    path, write = Path("scan.nii"), choose_writer(form, None)
+    choose_sink([path], None, form, write, to_folder=False, resume=False).write(path, ANSWER)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What the command says of what goes wrong."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def test_an_output_that_cannot_be_written_is_a_clear_message(
     assert caught.value.code == 1
     expected = f"cannot read or write {target}: No such file or directory\n"
     assert capsys.readouterr().err == expected
+
+
+def test_names_are_listed_in_an_encoding_that_lacks_their_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "all.csv"
+    table.write_text("scan,label,ras_x_mm,ras_y_mm,ras_z_mm\nł,1,1,2,3\n", encoding="utf-8")
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "latin-1"))
+    monkeypatch.setattr(sys, "argv", ["landmarkd", "export", str(table), "--format", "csv"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+    assert rb"\u0142,1.000000" in printed.getvalue()
 
 
 def test_models_are_listed_with_their_whole_names_however_narrow_the_terminal(
