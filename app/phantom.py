@@ -15,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 from jaxtyping import Float64
 
+from app.durable import write_file
 from app.geometry import Affine, Points, spacing_of, transform, translation
 from app.io import Volume, markups_json, write_gzip, write_nifti
 
@@ -105,8 +106,8 @@ def write_phantom(phantom: Phantom, path: Path) -> Path:
     if not path.name.endswith(".nii.gz"):
         raise ValueError(f"expected a path ending in .nii.gz, got {path.name}")
     truth = path.with_name(path.name.removesuffix(".nii.gz") + ".mrk.json")
-    path.write_bytes(scan_bytes(phantom))
-    truth.write_text(markups_json(phantom.names, phantom.points), encoding="utf-8")
+    write_file(path, scan_bytes(phantom))
+    write_file(truth, markups_json(phantom.names, phantom.points).encode())
     return truth
 
 

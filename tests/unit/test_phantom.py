@@ -1,6 +1,7 @@
 """Phantoms: a seed names one scan, and its landmarks lie exactly where its structures do."""
 
 import json
+import resource
 import time
 from pathlib import Path
 
@@ -112,6 +113,17 @@ def test_the_landmark_file_holds_the_truth_and_leaves_absent_ones_undefined(tmp_
         else:
             assert name not in read
             assert "position" not in control
+
+
+def test_a_scan_for_which_there_is_no_room_leaves_no_part_of_it(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"scan\.nii\.gz"):
+            write_phantom(make_phantom(8), tmp_path / "scan.nii.gz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_path_of_another_ending_is_refused(tmp_path: Path) -> None:
