@@ -18,7 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from app.cli.scan_files import read_scan, size_of
 from app.cli.terminal import describe_fault
 from app.durable import write_file
-from app.errors import BadParameter, InsufficientMemory, LandmarkdError, NotAVolume, TooLarge
+from app.errors import (
+    BadParameter,
+    InsufficientMemory,
+    LandmarkdError,
+    NotAVolume,
+    TooLarge,
+    show_controls,
+)
 from app.io import (
     LONG_COLUMNS,
     MEASUREMENT_COLUMNS,
@@ -181,7 +188,10 @@ def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:
             f"--resume: expected a table in UTF-8, got another encoding in {path}; was it saved by "
             "a spreadsheet?"
         ) from error
-    rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if row]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if row]
+    except csv.Error as error:  # Such as a quotation mark that has no second one.
+        raise BadParameter(f"--resume: expected a table as CSV, got {path}: {error}") from error
     # A column that was added, moved or left out would shift what is appended.
     header = rows[0] if rows else columns
     known = [name for name in columns if name in header or name not in ADDED_COLUMNS]
@@ -298,8 +308,8 @@ def detect_all(
     """
     tally = Tally()
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[last]}"), console=console,
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TimeElapsedColumn(), TextColumn("{task.fields[last]}", markup=False), console=console,
     )  # fmt: skip
     shown: AbstractContextManager[object] = bar if len(files) > 1 else nullcontext()
     task = bar.add_task("Detecting", total=len(files), last="")
@@ -307,7 +317,8 @@ def detect_all(
     with shown, _stopping(tally):
         for path in files:
             name = path.name if times[path.name] == 1 else str(path)
-            bar.update(task, description=name)
+            shown_name = show_controls(name)
+            bar.update(task, description=shown_name)
             last = "there already"
             if resume and sink.has(path):
                 tally.skipped += 1
@@ -319,7 +330,7 @@ def detect_all(
                 except LandmarkdError as error:
                     tally.failures.append(f"{name}: {error}")
                     last = "failed"
-            bar.update(task, advance=1, last=f"{name}: {last}")
+            bar.update(task, advance=1, last=f"{shown_name}: {last}")
     return tally
 
 

@@ -369,7 +369,7 @@ def models(models_dir: ModelsDir = None, device: Device = None) -> None:
 @app.command()
 def phantom(
     output: Annotated[Path, typer.Argument(help="Scan to write, ending in .nii.gz.")],
-    seed: Annotated[int, typer.Option(help="Seed of the random generator.")] = 6,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random generator.")] = 6,
 ) -> None:
     """Write a generated scan, and its true landmarks as .mrk.json beside it."""
     from app.phantom import make_phantom, write_phantom

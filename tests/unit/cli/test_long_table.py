@@ -81,6 +81,16 @@ def test_a_table_in_another_encoding_is_refused_and_kept(table: Path, encoding: 
     assert table.read_bytes() == content
 
 
+def test_a_table_with_a_quotation_mark_too_many_is_refused_and_kept(table: Path) -> None:
+    content = table.read_bytes() + b'"' + b"one,a\n" * 30_000
+    table.write_bytes(content)
+    with pytest.raises(
+        BadParameter, match=r"--resume: expected a table as CSV, got .*field larger"
+    ):
+        resume(table)
+    assert table.read_bytes() == content
+
+
 def test_a_table_with_a_row_of_another_length_is_refused_and_kept(table: Path) -> None:
     content = table.read_bytes() + b"x\n"
     table.write_bytes(content)

@@ -4,9 +4,13 @@ import io
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rich.console import Console
 
+from app.cli.batch import Files, detect_all
 from app.cli.main import main
+from tests.support.answers import make_answer
 from tests.support.model_folders import make_model_folder
 
 
@@ -32,6 +36,17 @@ def test_an_output_that_cannot_be_written_is_a_clear_message(
     assert capsys.readouterr().err == expected
 
 
+def test_a_seed_that_is_none_is_a_clear_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["phantom", str(tmp_path / "p.nii.gz"), "--seed", "-1"]
+    monkeypatch.setattr(sys, "argv", ["landmarkd", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "greater than or equal to 0" in " ".join(capsys.readouterr().err.split())
+
+
 def test_names_are_listed_in_an_encoding_that_lacks_their_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +59,30 @@ def test_names_are_listed_in_an_encoding_that_lacks_their_letters(
         main()
     assert caught.value.code == 0
     assert rb"\u0142,1.000000" in printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("sub[/b].nii", "sub[/b].nii"), ("[left].nii", "[left].nii"), ("\x1b[2J.nii", r"\x1b[2J.nii")],
+)
+def test_the_name_of_a_scan_is_no_markup_and_commands_no_terminal(
+    name: str, shown: str, tmp_path: Path
+) -> None:
+    """The first ended the bar, and the second lacked its only word there."""
+    files = [
+        tmp_path / "other" / Path(name).name,
+        tmp_path / name,
+    ]  # With folders, if they share it.
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    targets = {path: tmp_path / f"{number}.json" for number, path in enumerate(files)}
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, color_system=None, width=1000)
+    answer = make_answer(["1"], np.zeros((1, 3)))
+    tally = detect_all(files, lambda _: answer, Files(targets, lambda *_: b""), console)
+    assert tally.scans == len(files)
+    assert f"{shown}: 1 of 1 found" in said.getvalue()
 
 
 def test_models_are_listed_with_their_whole_names_however_narrow_the_terminal(
