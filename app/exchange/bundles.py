@@ -53,7 +53,7 @@ def open_bundle(bundle: Path) -> Iterator[Path]:
             with ZipFile(bundle) as archive:
                 _unpack(archive, Path(temporary), MAX_INFLATION * bundle.stat().st_size)
         except (
-            BadZipFile, RuntimeError, EOFError, ValueError, OSError, zlib.error,
+            BadZipFile, RuntimeError, EOFError, ValueError, OSError, OverflowError, zlib.error,
         ) as error:  # fmt: skip
             raise ModelRefused(
                 f"{bundle.name}: expected a folder, or a ZIP archive of one, with {METADATA}, "

@@ -176,8 +176,11 @@ def _list_files(archive: ZipFile, file: Path) -> tuple[str, set[str]]:
         raise BadZipFile("files of several models")
     if any(entry.compress_type != ZIP_STORED for entry in entries):
         raise BadZipFile("compressed files")
-    if sum(entry.file_size for entry in entries) > file.stat().st_size:
+    size = file.stat().st_size
+    if sum(entry.file_size for entry in entries) > size:
         raise BadZipFile("files that are larger than all of it")
+    if not all(0 <= entry.header_offset < size for entry in entries):
+        raise BadZipFile("files that begin outside of it")
     return top, {name.removeprefix(f"{top}/") for name in names}
 
 

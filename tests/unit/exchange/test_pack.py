@@ -234,6 +234,20 @@ def test_every_cut_of_an_archive_is_refused(packed: Path, models: Path) -> None:
     assert list(models.iterdir()) == []
 
 
+@pytest.mark.parametrize("shift", [1, 77, 1 << 20])
+def test_archive_whose_files_begin_before_it_is_refused(
+    packed: Path, models: Path, shift: int
+) -> None:
+    """Its end says where its directory begins, and a damaged one is taken for so much in front."""
+    content = bytearray(packed.read_bytes())
+    begin = int.from_bytes(content[-6:-2], "little")
+    content[-6:-2] = (begin + shift).to_bytes(4, "little")
+    packed.write_bytes(content)
+    with pytest.raises(ModelRefused, match=r"toy\.zip: expected a file that landmarkd pack wrote"):
+        install_model(packed, models, check)
+    assert not list(models.iterdir())
+
+
 def test_version_that_is_no_name_is_refused(folder: Path, tmp_path: Path) -> None:
     text = (folder / "model.toml").read_text()
     (folder / "model.toml").write_text(text.replace('"1.0.0"', '"../1"'))
