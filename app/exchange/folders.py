@@ -184,8 +184,17 @@ def write_folder(
         folder = Path(temporary) / output.name
         folder.mkdir()
         fill(folder)
-        (folder / "model.toml").write_text(tomlkit.dumps(manifest), encoding="utf-8")
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / "model.toml").write_bytes(_encode(output, manifest))
+        (folder / "README.md").write_text(card, encoding="utf-8", errors="replace")
         write_selfcheck(folder, allow_torchscript=allow_torchscript)
         folder.rename(output)
     return output
+
+
+def _encode(output: Path, manifest: Mapping[str, Any]) -> bytes:
+    try:
+        return tomlkit.dumps(manifest).encode()
+    except (TypeError, ValueError) as error:  # TOML has no null, and UTF-8 no half of a character.
+        raise ModelRefused(
+            f"{output.name}: expected text and numbers that model.toml can hold, got {error!s:.200}"
+        ) from error

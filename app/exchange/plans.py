@@ -6,7 +6,8 @@ patch and kernels follow the permuted axes. A model folder of ours says where th
 network's input point to, which is all that is needed: no weight has to be permuted.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -82,7 +83,7 @@ def read_plan(plans: Json, dataset: Json, configuration: str, orientation: str |
             architecture=architecture,
             arguments={key: value for key, value in arguments.items() if value is not None},
             orientation=_orientation(plans, orientation),
-            spacing_mm=tuple(float(mm) for mm in chosen["spacing"]),
+            spacing_mm=_spacing(chosen["spacing"]),
             resampling=_resampling(chosen),
             patch=tuple(int(edge) for edge in chosen["patch_size"]),
             intensity=_intensity(plans, chosen),
@@ -90,7 +91,14 @@ def read_plan(plans: Json, dataset: Json, configuration: str, orientation: str |
             dataset=str(plans.get("dataset_name", "")),
             licence=str(dataset.get("licence", dataset.get("license", "unknown"))),
         )
-    except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        ValueError,
+        OverflowError,
+    ) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelRefused(
             f"expected plans.json and dataset.json of nnU-Net, version 2, got {reason:.200}"
@@ -157,6 +165,14 @@ def _orientation(plans: Json, given: str | None) -> str:
     if len(of_file) != 3:
         raise BadParameter(f"--orientation: expected three letters such as RAS, got {of_file}")
     return "".join(of_file[::-1][axis] for axis in plans["transpose_forward"])
+
+
+def _spacing(given: Sequence[Any]) -> tuple[float, ...]:
+    """Read the spacing in mm, whose cube root tells how far heatmaps reach."""
+    spacing_mm = tuple(float(mm) for mm in given)
+    if not all(0 < mm < math.inf for mm in spacing_mm):
+        raise ModelRefused(f"expected a spacing above 0 mm, got {given!s:.80}")
+    return spacing_mm
 
 
 def _resampling(chosen: Json) -> str:

@@ -1,6 +1,8 @@
 """Trainings of nnU-Net and nnLandmark become model folders that answer what the originals do."""
 
+import copy
 import json
+import math
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -290,6 +292,35 @@ def test_configuration_that_cannot_be_served_is_refused(
     change_configuration(results, **values)
     with pytest.raises(ModelRefused, match=message):
         import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("3d_fullres", "spacing", [2.0, "wide", 1.5]),
+        ("3d_fullres", "spacing", [2.0, -1.0, 1.5]),
+        ("3d_fullres", "spacing", [2.0, 0.0, 1.5]),
+        ("3d_fullres", "spacing", [2.0, 10**400, 1.5]),
+        ("3d_fullres", "spacing", [2.0, math.nan, 1.5]),
+        ("3d_lowres", "patch_size", [24, "", 28]),
+        ("3d_lowres", "patch_size", [24, math.inf, 28]),
+        ("3d_lowres", "architecture", {"strides": [None, 1]}),
+        ("", "dataset_name", "half a \ud83d"),
+    ],
+)
+def test_plans_that_hold_something_else_are_refused(
+    results: Path, tmp_path: Path, where: str, key: str, value: object
+) -> None:
+    plans = copy.deepcopy(make_plans())
+    section = plans["configurations"][where] if where else plans
+    if key == "architecture":
+        section[key]["arch_kwargs"] |= {"norm_op_kwargs": value}
+    else:
+        section[key] = value
+    (results / "plans.json").write_text(json.dumps(plans))
+    with pytest.raises(ModelRefused):
+        import_nnunet(results, tmp_path / "blobs", orientation=ORIENTATION)
+    assert not (tmp_path / "blobs").exists()
 
 
 def test_layer_that_plans_name_is_taken_from_a_list_only(results: Path, tmp_path: Path) -> None:
