@@ -294,15 +294,19 @@ def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(n for n in environment if n.startswith(PREFIX) and n not in known))
 
 
-def bearer(key: str) -> dict[bytes, bytes]:
-    """Make the header with an API key, as a variable or a file has it; none of an empty one.
+def bearer(key: str | None) -> dict[bytes, bytes]:
+    """Make the header with an API key, as a variable or a file has it; none without a key.
 
     Raises:
-        Unauthorized: The key has several lines. What refuses to send it would quote it.
+        Unauthorized: It is several lines, or holds control characters. What refuses to send it
+            would quote it.
     """
-    token = key.strip()  # A file of a key ends in a line break.
-    if len(token.splitlines()) > 1 or "\0" in token:
-        raise Unauthorized("expected an API key of one line, got one with a line break inside")
+    token = (key or "").strip()  # A file of a key ends in a line break.
+    if not token.isprintable():
+        raise Unauthorized(
+            "expected an API key in one line of text, got one with line breaks or control "
+            "characters inside"
+        )
     # Bytes, as httpx wants text to be ASCII.
     return {b"Authorization": f"Bearer {token}".encode()} if token else {}
 

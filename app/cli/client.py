@@ -85,11 +85,11 @@ class Client:
 
     Raises:
         Unreachable: The address is none.
-        Unauthorized: The key has several lines.
+        Unauthorized: The key is not one line of text.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        headers = bearer(api_key or "")
+        headers = bearer(api_key)
         base = url if "://" in url else f"http://{url}"
         self._connect = partial(
             httpx.Client, base_url=base, headers=headers, timeout=timeout_s, mounts=NO_PROXY
@@ -311,8 +311,9 @@ class Client:
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             return self._http.request(method, path, **options)
-        except httpx.RequestError as error:
-            # Such as a certificate that is not trusted, a refused connection, or the time.
+        except (httpx.RequestError, UnicodeError) as error:
+            # Such as a certificate that is not trusted, a refused connection, the time, or a name
+            # of a host that cannot be one.
             why = str(error) or type(error).__name__
             raise Unreachable(
                 f"expected a service at {self._http.base_url}, got no answer: {why}"

@@ -147,11 +147,12 @@ def _listen(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
-    except OSError as error:
+    except (OSError, TypeError) as error:  # The latter of a name that no host can have.
         listener.close()
+        reason = error.strerror if isinstance(error, OSError) else error
         raise StartupError(
             f"expected a free address, but {settings.host}:{settings.port} cannot be used "
-            f"({error.strerror}); choose another with --port, or PORT= with make"
+            f"({reason}); choose another with --port, or PORT= with make"
         ) from None
     return listener
 

@@ -12,6 +12,7 @@ from app.errors import StartupError, Unauthorized
 from app.settings import (
     PREFIX,
     Settings,
+    bearer,
     is_public_without_keys,
     read_settings,
     unknown_variables,
@@ -169,9 +170,17 @@ def test_key_may_have_a_name() -> None:
     assert Settings(api_keys=keys).api_keys == (f"anna:{HASH}", HASH)
 
 
-@pytest.mark.parametrize("key", ["se\ncret", "se\r\ncret", "se\0cret"])
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [(None, None), ("\n", None), ("key\r\n", b"Bearer key"), ("ä", b"Bearer \xc3\xa4")],
+)
+def test_key_is_sent_as_its_file_holds_it(given: str | None, sent: bytes | None) -> None:
+    assert bearer(given).get(b"Authorization") == sent
+
+
+@pytest.mark.parametrize("key", ["se\ncret", "se\r\ncret", "se\0cret", "se\udcffcret"])
 def test_key_that_cannot_be_sent_is_refused_without_being_shown(key: str) -> None:
-    with pytest.raises(Unauthorized, match="expected an API key of one line") as caught:
+    with pytest.raises(Unauthorized, match="expected an API key in one line") as caught:
         Client("http://127.0.0.1:1", api_key=key)
     assert "cret" not in str(caught.value)
 

@@ -79,7 +79,7 @@ def learn(
     from app.training.versions import put_back
 
     console = make_console()
-    if url is not None and not os.environ.get(API_KEY):
+    if url is not None and not bearer(os.environ.get(API_KEY)):
         raise BadParameter(f"--url: expected the admin key of {url} in {API_KEY}, found none")
     if back:
         now, before = put_back(model)
@@ -154,12 +154,12 @@ def _reload(url: str | None, model: Path, console: Console) -> None:
         return
     import httpx
 
-    headers = bearer(os.environ.get(API_KEY, ""))
+    headers = bearer(os.environ.get(API_KEY))
     path = f"{url.rstrip('/')}/v1/models/{model.resolve().name}/reload"
     try:
         with httpx.Client(headers=headers, timeout=RELOAD_S, mounts=NO_PROXY) as client:
             response = client.post(path)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise BadParameter(f"--url: expected a service at {url}, got: {error}") from None
     if response.status_code != httpx.codes.OK:
         raise BadParameter(

@@ -47,6 +47,29 @@ def test_a_seed_that_is_none_is_a_clear_message(
     assert "greater than or equal to 0" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("serve --host ü.. --port 0", "expected a free address, but ü..:0 cannot be used ("),
+        ("detect {scan} --url http://a..b", "expected a service at http://a..b, got no answer: "),
+    ],
+)
+def test_an_address_that_no_host_can_have_is_a_clear_message(
+    words: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scan = tmp_path / "scan.nii"
+    scan.write_bytes(b"no scan")
+    monkeypatch.setattr(sys, "argv", ["landmarkd", *words.format(scan=scan).split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    assert message in capsys.readouterr().err
+
+
 def test_names_are_listed_in_an_encoding_that_lacks_their_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from app import phantom
-from app.errors import BadParameter, StartupError
+from app.errors import BadParameter, StartupError, Unauthorized
 from app.inference.load import load_checked
 from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
 from app.training.data.specimens import SpecimenFiles
@@ -148,6 +148,9 @@ def test_service_without_its_key_is_refused_before_anything_is_trained(
     for words in (("--from", store), ("--back",)):
         with pytest.raises(BadParameter, match=message):
             landmarkd("learn", model, *words, "--url", "http://127.0.0.1:1")
+    monkeypatch.setenv("LANDMARKD_API_KEY", "se\ncret")
+    with pytest.raises(Unauthorized, match="expected an API key in one line"):
+        landmarkd("learn", model, "--from", store, "--url", "http://127.0.0.1:1")
     assert not (model.parent / ".phantom").exists()
 
 
