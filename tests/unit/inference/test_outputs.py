@@ -11,7 +11,9 @@ import torch
 from app.errors import ModelRefused, TooLarge
 from app.inference.detector import Detection, Detector
 from app.inference.forecast import forecast
+from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
+from app.inference.scan_state import ScanState
 from app.inference.verification import verify_precisions
 from app.io import VolumeLimits, read_volume
 from app.model import LoadedModel, write_selfcheck
@@ -78,6 +80,30 @@ def test_heatmap_network_finds_a_landmark_between_voxels(
     assert landmark.ras_mm == pytest.approx(AFFINE[:3, :3] @ IJK + AFFINE[:3, 3], abs=0.1)
     assert landmark.mass == pytest.approx(1.0, abs=0.15)
     assert landmark.disagreement_mm is not None
+
+
+def test_heatmaps_are_averaged_of_tiles_that_ran_while_another_pass_gave_way(
+    tmp_path: Path,
+) -> None:
+    volume, tiles = read_volume(scan()), {"tile_shape": [24, 32, 24], "tile_layout": "monai"}
+    heatmaps = Detector(load(heatmap_folder(tmp_path, input=tiles)))
+    large = Detector(load(make_model_folder(tmp_path, "other"))).prepare(volume)
+    passes = heatmaps.passes(volume)
+    state = next(passes)
+    assert isinstance(state, ScanState)
+    waiting = [(state, tile) for tile in range(state.tiles)]
+
+    def run_waiting() -> None:
+        while waiting:
+            collect(launch([waiting.pop(0)]))
+
+    launch([(large, 0)], run_waiting)
+    located = next(passes)
+    assert not isinstance(located, ScanState)
+    (found,), (expected,) = located.landmarks, heatmaps.detect(volume).landmarks
+    assert found.ijk is not None
+    assert expected.ijk is not None
+    assert found.ijk.tolist() == expected.ijk.tolist()
 
 
 def test_heatmap_of_another_peak_gives_the_same_landmark(tmp_path: Path) -> None:
