@@ -3,11 +3,11 @@
 Before each convolution, the pass's thread may do something else: a pass over a large grid takes
 seconds, its convolutions tens of milliseconds each.
 
-* **Convolutions** go to oneDNN for a batch of one tile, too. PyTorch hands one to oneDNN if the
-  batch holds several images, or channels * i * j of its one image exceed 20,480 (``use_mkldnn`` in
-  ATen's Convolution.cpp): a rule that was made for images with two axes. A small volume alone falls
-  back to a loop that is three to six times slower. The rule for 3D has been mended before:
-  https://github.com/pytorch/pytorch/pull/46675.
+* **Convolutions**, transposed ones as well, go to oneDNN for a batch of one tile, too. PyTorch
+  hands one to oneDNN if the batch holds several images, or channels * i * j of its one image exceed
+  20,480 (``use_mkldnn`` in ATen's Convolution.cpp): a rule that was made for images with two axes.
+  A small volume alone falls back to a loop that sums in another order, and is three to six times
+  slower. The rule for 3D has been mended before: https://github.com/pytorch/pytorch/pull/46675.
 * **Group and instance norms** of channels-last tiles are computed by ``app.model.cpu.norms``, and
   others tile by tile: a tile's output must depend neither on its batch nor on the threads. The
   convolutions sum alike in batches of any size.
@@ -58,6 +58,8 @@ class CpuKernels(TorchFunctionMode):
                 self.deferred = _defer(args[0], self._head)
                 return self.deferred.stand_in
             func = _conv3d
+        elif func is torch.conv_transpose3d:
+            func = _conv_transpose3d
         elif func is group_norm:
             func = _group_norm
         elif func is instance_norm:
@@ -80,13 +82,39 @@ def _conv3d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    supported = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
-    if not supported or isinstance(padding, str) or not torch.backends.mkldnn.is_available():
+    if isinstance(padding, str) or not _takes_onednn(input, weight):
         return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-    pads, steps, gaps = (
-        [one] * 3 if isinstance(one, int) else one for one in (padding, stride, dilation)
-    )
+    pads, steps, gaps = map(_each_axis, (padding, stride, dilation))
     return torch.mkldnn_convolution(input, weight, bias, pads, steps, gaps, groups)
+
+
+def _conv_transpose3d(
+    input: Tensor,  # noqa: A002 - the name that callers may use
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    pads, ends, steps, gaps = map(_each_axis, (padding, output_padding, stride, dilation))
+    # Of other kinds, PyTorch gives oneDNN no batch of any size.
+    ends_within = all(end < step for end, step in zip(ends, steps, strict=True))
+    if not ends_within or groups == input.shape[1] > 1 or not _takes_onednn(input, weight):
+        return torch.conv_transpose3d(input, weight, bias, steps, pads, ends, groups, gaps)
+    convolve = torch.ops.mkldnn._convolution_transpose_pointwise  # noqa: SLF001 - there is no other
+    made: Tensor = convolve(input, weight, bias, pads, ends, steps, gaps, groups, "none", [], "")
+    return made
+
+
+def _takes_onednn(input: Tensor, weight: Tensor) -> bool:  # noqa: A002
+    is_float32 = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
+    return is_float32 and torch.backends.mkldnn.is_available()
+
+
+def _each_axis(number: int | Sequence[int]) -> Sequence[int]:
+    return [number] * 3 if isinstance(number, int) else number
 
 
 def _group_norm(
