@@ -19,6 +19,10 @@ PERCENTILE_SAMPLES: Final = 1 << 20
 SMALLER: Final = 2.0**-70
 """Multiplies voxel values whose differences or squares float32 does not hold."""
 
+LEAST_DIFFERENCE: Final = 1e-5
+"""Share of voxel values that counts as a difference between them. Numbers of 16 bits differ by
+more; of a scan whose voxels are all alike, resampling in float32 makes a tenth of it."""
+
 MAX_SQUARABLE: Final = 1e18
 """Sums of squares of larger voxel values may be infinite in float32."""
 
@@ -48,21 +52,7 @@ def normalise_(
     if intensity.method == "none":
         return values
     if intensity.method == "zscore":
-        bounds = [float(bound) for bound in values.aminmax()]
-        if max(map(abs, bounds)) > MAX_SQUARABLE:
-            values.mul_(SMALLER)  # Exact, and without effect on the result.
-            bounds = [bound * SMALLER for bound in bounds]
-        least = least_width(*bounds)
-        if intensity.region == "all":
-            mean, deviation = values.mean(), values.std(correction=0)
-            return values.sub_(mean).div_(deviation.clamp_min_(least))
-        inside = values != 0
-        if intensity.region == "filled":
-            inside = fill_holes(inside)
-        chosen = values[inside] if inside.any() else values.new_zeros(1)
-        mean, deviation = chosen.mean(), chosen.std(correction=0)
-        values.sub_(mean).div_(deviation.clamp_min_(least))
-        return values.masked_fill_(~inside, 0.0)
+        return _standardise_(values, intensity.region)
     if intensity.method == "clip":
         values.clamp_(intensity.lower, intensity.upper)
         return values.sub_(intensity.mean).div_(intensity.deviation)
@@ -71,6 +61,27 @@ def normalise_(
         values.mul_(SMALLER)  # Exact; else the difference of two voxels would be infinite.
         lower, upper = lower * SMALLER, upper * SMALLER
     return values.sub_(lower).div_(width_of((lower, upper))).clamp_(0.0, 1.0)
+
+
+def _standardise_(values: Voxels, region: str) -> Voxels:
+    """Bring a region to mean 0 and standard deviation 1, in place; other voxels become 0."""
+    bounds = [float(bound) for bound in values.aminmax()]
+    if max(map(abs, bounds)) > MAX_SQUARABLE:
+        values.mul_(SMALLER)  # Exact, and without effect on the result.
+        bounds = [bound * SMALLER for bound in bounds]
+    least = least_width(*bounds)
+    if bounds[1] - bounds[0] <= least:
+        return values.zero_()
+    if region == "all":
+        mean, deviation = values.mean(), values.std(correction=0)
+        return values.sub_(mean).div_(deviation.clamp_min_(least))
+    inside = values != 0
+    if region == "filled":
+        inside = fill_holes(inside)
+    chosen = values[inside] if inside.any() else values.new_zeros(1)
+    mean, deviation = chosen.mean(), chosen.std(correction=0)
+    values.sub_(mean).div_(deviation.clamp_min_(least))
+    return values.masked_fill_(~inside, 0.0)
 
 
 def width_of(window: tuple[float, float]) -> float:
@@ -83,20 +94,20 @@ def least_width(*bounds: float) -> float:
 
     It is relative, since voxels may be in any unit: diffusivities in m²/s are some 1e-9.
     """
-    return max(1e-6 * max(map(abs, bounds)), 1e-30)
+    return max(LEAST_DIFFERENCE * max(map(abs, bounds)), 1e-30)
 
 
 def percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:
     """Compute two percentiles of at most twice PERCENTILE_SAMPLES evenly spaced voxels.
 
-    Those of 0 and 100 % are the extremes of all voxels.
+    Those of 0 and 100 % are the extremes of all voxels. Of voxels that are all alike, both are the
+    highest, so that none lies above.
     """
+    least, most = (float(extreme) for extreme in values.aminmax())
+    if most - least <= least_width(least, most):
+        return most, most
     low, high = _sampled_percentiles(values, lower, upper)
-    if lower <= 0.0:
-        low = float(values.min())
-    if upper >= 100.0:
-        high = float(values.max())
-    return low, high
+    return least if lower <= 0.0 else low, most if upper >= 100.0 else high
 
 
 def _sampled_percentiles(values: Tensor, lower: float, upper: float) -> tuple[float, float]:

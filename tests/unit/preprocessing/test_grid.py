@@ -206,13 +206,23 @@ def test_centre_of_a_blob_survives_resampling() -> None:
     np.testing.assert_allclose(transform(old_from_new, found), middle, atol=0.02)
 
 
-def test_constant_volume_is_normalised_to_zeros() -> None:
-    values = torch.full((3, 4, 5), 7.0)
+@pytest.mark.parametrize("step", [(1.0, 1.0, 1.0), (1.7, 0.6, 2.3)])
+def test_constant_volume_is_normalised_to_zeros(step: tuple[float, float, float]) -> None:
+    """Also where resampling has rounded its voxels to numbers that differ in the last bits."""
+    values, _ = resample(np.full((31, 29, 23), 123.4, np.float32), step, CPU)
+    assert (values.min() < values.max()) == (step != (1.0, 1.0, 1.0))
     for spec in (
         IntensitySpec(method="percentile", lower=1.0, upper=99.0),
+        IntensitySpec(method="percentile", lower=0.0, upper=100.0),
         IntensitySpec(method="zscore"),
     ):
-        assert normalise_(values.clone(), spec).abs().max() == 0
+        assert not normalise_(values.clone(), spec).any()
+
+
+def test_neighbouring_numbers_of_16_bits_are_told_apart() -> None:
+    values = 60_000.0 + torch.arange(60.0).reshape(3, 4, 5) % 2
+    spec = IntensitySpec(method="percentile", lower=0.0, upper=100.0)
+    assert normalise_(values.clone(), spec).flatten()[:3].tolist() == [0.0, 1.0, 0.0]
 
 
 def test_percentile_and_window_clip_to_the_unit_interval() -> None:
