@@ -130,19 +130,21 @@ class ScanState:
             self.unmerged += 1
 
     def merge_tiles(self) -> None:
-        """Merge the last tiles, once there are ``MERGED_TILES``.
+        """Merge the last tiles, ``MERGED_TILES`` at a time.
 
         Small arrays that stay, between large ones that come and go with each batch, fragment the
-        memory. Where there is too little to merge them now, they wait for more.
+        memory. Where there is too little to merge them now, they wait for more. Which are merged
+        together changes the last bits of a mean: it must not depend on how many share a batch.
         """
-        if self.unmerged < MERGED_TILES:
-            return
         merge = self.mean.merge if isinstance(self.mean, SparseMean) else concat_votes
-        try:
-            merged = merge(self.votes[-self.unmerged :])
-        except Exception as error:
-            if is_out_of_memory(error):
-                return
-            raise
-        self.votes[-self.unmerged :] = [merged]
-        self.unmerged = 0
+        while self.unmerged >= MERGED_TILES:
+            first = len(self.votes) - self.unmerged
+            part = slice(first, first + MERGED_TILES)
+            try:
+                merged = merge(self.votes[part])
+            except Exception as error:
+                if is_out_of_memory(error):
+                    return
+                raise
+            self.votes[part] = [merged]
+            self.unmerged -= MERGED_TILES

@@ -75,7 +75,7 @@ def test_tiles_that_cannot_be_merged_for_want_of_memory_wait_and_count_once(
             collect(launch([(state, index)]))
     assert len(state.votes) == MERGED_TILES + 1
     collect(launch([(state, MERGED_TILES + 1)]))
-    assert (len(state.votes), state.unmerged) == (1, 0)
+    assert (len(state.votes), state.unmerged) == (1 + 2, 2)
 
 
 def test_votes_are_ready_only_once_they_are_merged(

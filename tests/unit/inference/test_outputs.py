@@ -13,7 +13,7 @@ from app.inference.detector import Detection, Detector
 from app.inference.forecast import forecast
 from app.inference.forward import collect, launch
 from app.inference.load import load_checked, self_check
-from app.inference.scan_state import ScanState
+from app.inference.scan_state import MERGED_TILES, ScanState
 from app.inference.verification import verify_precisions
 from app.io import VolumeLimits, read_volume
 from app.model import LoadedModel, write_selfcheck
@@ -104,6 +104,22 @@ def test_heatmaps_are_averaged_of_tiles_that_ran_while_another_pass_gave_way(
     assert found.ijk is not None
     assert expected.ijk is not None
     assert found.ijk.tolist() == expected.ijk.tolist()
+
+
+def test_mean_of_heatmaps_does_not_depend_on_how_many_tiles_share_a_batch(tmp_path: Path) -> None:
+    tiles = {"tile_shape": [16, 16, 16], "tile_overlap": 0.5}
+    detector, found = Detector(load(heatmap_folder(tmp_path, input=tiles))), []
+    noisy = make_blob(SHAPE, IJK.tolist(), SIGMA_MM, AFFINE)
+    noisy += np.random.default_rng(0).random(SHAPE, np.float32)
+    for size in (1, 3, 50):
+        state = detector.prepare(read_volume(nifti(noisy)))
+        for first in range(0, state.tiles, size):
+            last = min(first + size, state.tiles)
+            collect(launch([(state, tile) for tile in range(first, last)]))
+        found.append(state.merge_votes().columns)
+    assert state.tiles > 2 * MERGED_TILES
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_heatmap_of_another_peak_gives_the_same_landmark(tmp_path: Path) -> None:
