@@ -34,6 +34,9 @@ POSED_TOLERANCE_RADII: Final = 1.2
 MODES: Final = 4
 """Candidates per landmark; look-alikes come in twos and threes."""
 
+TUNABLE: Final = ("threshold", "modes", "tolerance_mm")
+"""Keys of ``[voting]`` and ``[shape]`` that people tune, for the voting radius that there is."""
+
 NO_HASH: Final = "0" * 64
 """Stands in a manifest that is only checked for those of files that are not there yet."""
 
@@ -47,8 +50,9 @@ def write_model_folder(
 ) -> None:
     """Write a model folder, or update an existing one.
 
-    Whatever people have written into ``model.toml`` (description, licence, thresholds, comments) is
-    kept. What was measured of other weights is not, nor the sections on it in the model card.
+    Whatever people have written into ``model.toml`` (description, licence, comments, and, while the
+    voting radius stays, thresholds and tolerance) is kept. What was measured of other weights is
+    not, nor the sections on it in the model card.
 
     Args:
         folder: The folder; its name becomes the model's name.
@@ -157,15 +161,24 @@ def _update(
             "modes": MODES,
             "tolerance_mm": radii * recipe.radius_mm,
         }
+    tuned = TUNABLE if document.get("voting", {}).get("radius_mm") == recipe.radius_mm else ()
     for name, keys in sections.items():
-        document.setdefault(name, tomlkit.table()).update(keys)
+        table = document.setdefault(name, tomlkit.table())
+        table.update({key: keys[key] for key in keys if key not in tuned or key not in table})
+    _list_landmarks(document, names)
+    document.setdefault(
+        "selfcheck", tomlkit.item({"input": "noise:7", "expected": "selfcheck.safetensors"})
+    )
+
+
+def _list_landmarks(document: tomlkit.TOMLDocument, names: Sequence[str]) -> None:
+    """List landmarks in channel order, with what the manifest says of them."""
     existing = {item["name"]: item for item in document.get("landmarks", [])}
+    if [*existing] == [*names]:  # Else comments would go.
+        return
     landmarks = tomlkit.aot()
     for name in names:
         table = tomlkit.table()
         table.update(existing.get(name, {"name": name}))
         landmarks.append(table)
     document["landmarks"] = landmarks
-    document.setdefault(
-        "selfcheck", tomlkit.item({"input": "noise:7", "expected": "selfcheck.safetensors"})
-    )
