@@ -37,6 +37,9 @@ MODES: Final = 4
 TUNABLE: Final = ("threshold", "modes", "tolerance_mm")
 """Keys of ``[voting]`` and ``[shape]`` that people tune, for the voting radius that there is."""
 
+USAGE: Final = ("mirror",)
+"""Keys of ``[network]`` that say how it is run, not how to read its output."""
+
 NO_HASH: Final = "0" * 64
 """Stands in a manifest that is only checked for those of files that are not there yet."""
 
@@ -165,6 +168,9 @@ def _update(
     for name, keys in sections.items():
         table = document.setdefault(name, tomlkit.table())
         table.update({key: keys[key] for key in keys if key not in tuned or key not in table})
+    network = document["network"]
+    for key in {*network}.difference(sections["network"], USAGE):
+        del network[key]  # Of the output of another network, such as offsets in mm.
     _list_landmarks(document, names)
     document.setdefault(
         "selfcheck", tomlkit.item({"input": "noise:7", "expected": "selfcheck.safetensors"})

@@ -59,3 +59,15 @@ def test_what_people_tuned_stays_with_their_comments_while_the_voting_radius_doe
     assert manifest.shape is not None
     assert (manifest.voting.threshold, manifest.shape.modes) == (0.3, 4)
     assert manifest.shape.tolerance_mm == 12.0
+
+
+def test_output_of_a_trained_network_is_not_read_like_that_of_the_one_it_replaces(
+    folder: Path,
+) -> None:
+    """Offsets in voxels of 2 mm were taken for mm."""
+    edit(folder, {"output_stride = 2": 'output_stride = 2\noffset_unit = "mm"\nmirror = ["i"]'})
+    assert read_manifest(folder).network.offset_unit == "mm"
+    write(folder)
+    network = read_manifest(folder).network
+    assert (network.offset_unit, network.offset_order) == ("voxel", "axis")
+    assert network.mirror == ("i",)
