@@ -107,7 +107,7 @@ def _watch(options: "LearnOptions", url: str | None, console: Console) -> None:
         seen = state
         try:
             _learn(options, url, console)
-        except LandmarkdError as error:
+        except (LandmarkdError, OSError) as error:  # Cases may be deleted while it learns.
             print_warning(str(error), console)
 
 

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from app import phantom
 from app.errors import BadParameter, StartupError, Unauthorized
 from app.inference.load import load_checked
 from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
+from app.training import learn as learning
+from app.training.cli import learn as command
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.split import Split
 from app.training.evaluate.model_card import FIRST_ALONE, write_section
@@ -236,6 +239,28 @@ def test_a_case_that_the_model_does_not_answer_is_named_before_anything_is_train
 
 
 @pytest.mark.no_cover
+def test_watch_goes_on_after_a_case_was_deleted_while_it_learned(
+    model: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended after the training, at the scan that was to judge it."""
+    kept, train, done = tmp_path / "kept", learning.fine_tune, []
+    shutil.copytree(store, kept)
+    judge = hold_out(options(model, kept, 1, 0), whole_cases(kept), [])[0]
+
+    def train_and_delete(*given: Any) -> bool:
+        done.append(train(*given))
+        for path in judge[1:]:
+            path.unlink(missing_ok=True)
+        return done[-1]
+
+    monkeypatch.setattr(learning, "fine_tune", train_and_delete)
+    monkeypatch.setattr(command, "WATCH_S", -1.0)  # It is waited for the next case: this raises.
+    words = ("--from", kept, "--watch", "--steps", 1, "--rate", 0, "--device", "cpu")
+    with pytest.raises(ValueError, match="non-negative"):
+        landmarkd("learn", model, *words)
+    assert done == [True, True]
+
+
 def test_second_network_learns_as_well(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", 18)
     model = tmp_path / "mine"
