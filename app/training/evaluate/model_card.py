@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from app.durable import replacing
+
 CARD: Final = "README.md"
 
 REGIONS: Final = "calibration"
@@ -35,7 +37,7 @@ def write_section(folder: Path, key: str, text: str) -> None:
         card = previous.sub(lambda _: section, card, count=1)
     else:
         card = f"{card.rstrip()}\n\n{section}\n"
-    path.write_text(card, encoding="utf-8")
+    _write(path, card)
 
 
 def drop_sections(folder: Path, *keys: str) -> None:
@@ -48,4 +50,11 @@ def drop_sections(folder: Path, *keys: str) -> None:
         _, last, after = rest.partition(f"<!-- landmarkd: end of {key} -->")
         if first and last:
             parts = [part.strip("\n") for part in (before, after)]
-            path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+            _write(path, "\n\n".join(filter(None, parts)) + "\n")
+
+
+def _write(path: Path, card: str) -> None:
+    """Write a model card, for all to read: a service may be another user."""
+    with replacing(path) as partial:
+        partial.write_text(card, encoding="utf-8")
+        partial.chmod(0o644)
