@@ -27,7 +27,7 @@ from app.training.evaluate.comparison import Comparison, compare_versions
 from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.model_card import LEARNED, write_section
 from app.training.evaluate.outcomes import validate
-from app.training.files import CHECKPOINT, REFINE
+from app.training.files import CHECKPOINT
 from app.training.fit.loop import Plan
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options
@@ -371,7 +371,8 @@ def plan_networks(
     plans = [(options, remember_held_out(plan, start))]
     if manifest.refine is None:
         return plans
-    start /= REFINE
+    inner = manifest.refine.folder
+    start /= inner
     finer = read_manifest(start)
     common = _common(finer, read_record(start) or {}, options.rotation_deg)
     options = replace(options, start=start, **common)
@@ -380,7 +381,7 @@ def plan_networks(
         raise BadParameter(f"expected a second network with a mean shape, {start} has none")
     recipe, choices = suggest_refine_recipe(options, checked, manifest, shape.mean)
     recipe = replace(recipe, tile_shape=finer.input.tile_shape)
-    plan = make_plan(options, options.folder / REFINE, names, chosen, (recipe, choices), shape.mean)
+    plan = make_plan(options, options.folder / inner, names, chosen, (recipe, choices), shape.mean)
     return [*plans, (options, remember_held_out(plan, start))]
 
 

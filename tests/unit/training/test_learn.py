@@ -262,32 +262,32 @@ def test_watch_goes_on_after_a_case_was_deleted_while_it_learned(
 
 
 def test_second_network_learns_as_well(tmp_path: Path) -> None:
-    data = write_data(tmp_path / "data", 18)
-    model = tmp_path / "mine"
+    data, model = write_data(tmp_path / "data", 18), tmp_path / "mine"
     small = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
     where = (data / "scans", data / "landmarks")
     landmarkd("train", *where, "-o", model, *small, "--validate", "none")
     landmarkd("refine", model, *where, *small, "--validate", "none")
-    store = tmp_path / "store"
-    shutil.copytree(data, store)
-    for inner in (".", "refine"):
-        (model / inner / RECORD).unlink()  # It has not seen the scans of these names.
-    with editing(model / "refine") as document:
+    second = (model / "refine").rename(model / "second")  # Names are free.
+    for folder in (model, second):
+        (folder / RECORD).unlink()  # It has not seen the scans of these names.
+    with editing(second) as document:
+        document["name"] = "second"
         document["landmarks"][0]["region95_mm"] = 0.5
         document["voting"] |= {"region_margin_mm": 0.75, "region_spread_mm": 0.5}
         document["shape"]["region_scale_mm"] = 0.25
     with editing(model) as document:
+        document["refine"]["folder"] = "second"
         update_hashes(model, document)
-    compared = learn(options(model, store, 3, 1e-2), Console())
+    compared = learn(options(model, data, 3, 1e-2), Console())
     assert compared is not None
     assert compared.cases == 6
     candidate = tmp_path / ".mine" / ("before" if compared.is_better else "next") / "mine"
-    for inner in (".", "refine"):
+    for inner in (".", "second"):
         one, other = (load_file(at / inner / "weights.safetensors") for at in (model, candidate))
         assert any((one[name] != other[name]).any() for name in one)
         shapes = [load_file(at / inner / "shape.safetensors")["mean"] for at in (model, candidate)]
         assert_allclose(shapes[0], shapes[1])
-    grids = [read_manifest(at / "refine").input for at in (model, candidate)]
+    grids = [read_manifest(at / "second").input for at in (model, candidate)]
     assert grids[0] == grids[1]
     loaded = load_checked(candidate, torch.device("cpu")).refine
     assert loaded is not None
