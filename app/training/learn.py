@@ -5,11 +5,9 @@ What one version was trained on is never held out for the next, and the other wa
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,7 +18,7 @@ from app.errors import BadParameter
 from app.model import WHOLE, Manifest, load_shape, read_manifest
 from app.training.data.check_data import CheckedData
 from app.training.data.issues import print_warning, shorten
-from app.training.data.specimens import SpecimenFiles, list_files
+from app.training.data.specimens import SpecimenFiles, list_files, merged
 from app.training.data.split import Split, split, subject_of
 from app.training.data.summary import summarise
 from app.training.evaluate.comparison import Comparison, compare_versions
@@ -83,8 +81,8 @@ def learn(options: LearnOptions, console: Console) -> Comparison | None:
         How it compares with the version before; None if the training was interrupted.
 
     Raises:
-        BadParameter: There are too few cases, the model does not answer one that is held out, or it
-            cannot be trained here.
+        BadParameter: There are too few cases, an old scan has the name of another kept case, the
+            model does not answer one that is held out, or it cannot be trained here.
         StartupError: The data are wrong, the folders cannot be exchanged, or another process learns
             for the same model.
         ModelRefused: The folder is no model.
@@ -98,6 +96,11 @@ def _learn_alone(options: LearnOptions, console: Console) -> Comparison | None:
     given = list_files(*options.old).pairs() if options.old else []
     again = find_corrected(kept, given)
     old = [files for files in given if files.name not in again]
+    if alike := {files.name for files in kept}.intersection(files.name for files in old):
+        raise BadParameter(
+            "--with: expected scans of other names than those of kept cases, got other scans named "
+            f"{shorten(sorted(alike))}: rename these, and their landmark files"
+        )
     held_out = hold_out(options, kept, old, again)
     if again:
         console.print(f"{len(again)} scans of --with were corrected and kept: only that counts")
@@ -250,19 +253,6 @@ def find_new(kept: Iterable[str], record: Mapping[str, Any]) -> set[str]:
     """List the subjects of kept cases that a version was neither trained on nor judged by."""
     known = seen_by(record).union(record.get("held_out", ()))
     return {subject_of(name) for name in kept} - {subject_of(name) for name in known}
-
-
-@contextmanager
-def merged(cases: Iterable[SpecimenFiles]) -> Iterator[tuple[Path, Path]]:
-    """Make folders of scans and of landmark files that link to those of several folders."""
-    with TemporaryDirectory() as folder:
-        folders = Path(folder, "scans"), Path(folder, "landmarks")
-        for made in folders:
-            made.mkdir()
-        for files in cases:
-            for made, path in zip(folders, (files.scan, files.landmarks), strict=True):
-                (made / path.name).symlink_to(path.resolve())
-        yield folders
 
 
 def options_like(options: LearnOptions, scans: Path, landmarks: Path, folder: Path) -> Options:

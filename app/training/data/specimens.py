@@ -1,8 +1,10 @@
 """Folders of scans and landmark files -> Specimens, ready to be augmented."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -142,6 +144,19 @@ def pair_files(scans: Path, landmarks: Path, only: Sequence[str] = ()) -> list[S
     if unknown:
         raise ValueError(f"expected scans that are there, found none named {sorted(unknown)}")
     return [pair for pair in files.pairs() if not only or pair.name in only]
+
+
+@contextmanager
+def merged(cases: Iterable[SpecimenFiles]) -> Iterator[tuple[Path, Path]]:
+    """Make folders of scans and of landmark files that link to those of several folders."""
+    with TemporaryDirectory() as folder:
+        folders = Path(folder, "scans"), Path(folder, "landmarks")
+        for made in folders:
+            made.mkdir()
+        for files in cases:
+            for made, path in zip(folders, (files.scan, files.landmarks), strict=True):
+                (made / path.name).symlink_to(path.resolve())
+        yield folders
 
 
 def landmark_names(specimens: Sequence[SpecimenFiles]) -> list[str]:

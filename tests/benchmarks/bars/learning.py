@@ -16,12 +16,12 @@ from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io import markups_json, read_landmarks, read_volume
 from app.model import WHOLE
-from app.training.data.specimens import SpecimenFiles, list_files, pair_files, rows_of
+from app.training.data.specimens import SpecimenFiles, list_files, merged, pair_files, rows_of
 from app.training.data.split import split
 from app.training.evaluate.comparison import case_losses
 from app.training.evaluate.outcomes import validate
 from app.training.evaluate.spread import mean_interval
-from app.training.learn import LearnOptions, fine_tune, merged, options_like
+from app.training.learn import LearnOptions, fine_tune, options_like
 from app.training.options import Options
 from app.training.pipeline import FIRST, check_and_report, train_network
 from app.training.tools.find_poses import POSES, find_pose
