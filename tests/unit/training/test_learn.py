@@ -21,21 +21,17 @@ from app.model import editing, hash_file, read_manifest, update_hashes, write_se
 from app.training import learn as learning
 from app.training.cli import learn as command
 from app.training.data.specimens import SpecimenFiles
-from app.training.data.split import Split
 from app.training.evaluate.model_card import FIRST_ALONE, write_section
 from app.training.files import RECORD
-from app.training.fit.loop import Plan
 from app.training.learn import (
     LearnOptions,
     choose_held_out,
     hold_out,
     learn,
     options_like,
-    remember_held_out,
     whole_cases,
 )
-from app.training.recipe import Recipe
-from app.training.record import Record, read_record
+from app.training.record import read_record
 from app.training.tools.make_phantoms import make_phantoms
 from app.training.versions import exclusive, put_in_place
 from tests.support.training_data import interrupt_after, landmarkd, write_data
@@ -368,15 +364,6 @@ def test_an_old_scan_that_is_kept_too_counts_once_and_is_held_out_only_if_it_was
     assert held_out <= set(learned["held_out"])
     assert {f"phantom-{9000 + number}" for number in range(4, 12)} <= set(learned["train"])
     assert set(names[:4]) <= set(learned["held_out"])
-
-
-def test_what_was_held_out_stays_so_while_it_is_not_at_hand(tmp_path: Path) -> None:
-    """A version learned without --with names the old scans that no later one may be trained on."""
-    (tmp_path / RECORD).write_text(json.dumps({"held_out": ["old", "kept", "trained"]}))
-    record = Record(Recipe(1.0, 5.0), ("a",), ("trained", "new"), ("kept", "more"), mirror=False)
-    plan = Plan(tmp_path, Split((), (), ""), (), None, record)
-    assert remember_held_out(plan, tmp_path).record.held_out == ("kept", "more", "old")
-    assert remember_held_out(plan, tmp_path / "none") == plan
 
 
 def test_frames_of_one_file_are_held_out_together_and_count_as_one_case() -> None:

@@ -1,12 +1,18 @@
 """``landmarkd learn --with``: what of old scans cannot be told from kept cases."""
 
+import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from app.errors import BadParameter
-from app.training.learn import LearnOptions, learn
+from app.training.data.split import Split
+from app.training.files import RECORD
+from app.training.fit.loop import Plan
+from app.training.learn import LearnOptions, learn, remember_held_out
+from app.training.recipe import Recipe
+from app.training.record import Record
 from tests.support.training_data import (
     make_affine,
     points_of,
@@ -26,3 +32,12 @@ def test_an_old_scan_with_the_name_of_another_kept_case_is_refused_by_name(tmp_p
     given = LearnOptions(model, kept, (old / "scans", old / "landmarks"), None, 1, 0.0, "cpu")
     with pytest.raises(BadParameter, match=r"--with: .*, got other scans named s1: rename"):
         learn(given, Console())
+
+
+def test_what_was_held_out_stays_so_while_it_is_not_at_hand(tmp_path: Path) -> None:
+    """A version learned without --with names the old scans that no later one may be trained on."""
+    (tmp_path / RECORD).write_text(json.dumps({"held_out": ["old", "kept", "trained"]}))
+    record = Record(Recipe(1.0, 5.0), ("a",), ("trained", "new"), ("kept", "more"), mirror=False)
+    plan = Plan(tmp_path, Split((), (), ""), (), None, record)
+    assert remember_held_out(plan, tmp_path).record.held_out == ("kept", "more", "old")
+    assert remember_held_out(plan, tmp_path / "none") == plan
