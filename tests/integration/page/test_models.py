@@ -65,6 +65,25 @@ def test_answers_and_corrections_are_there_again_with_their_model(
         assert len(asked) == 4
 
 
+def test_scan_opened_after_a_generated_one_is_for_the_model_that_was_chosen(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """It went to the phantom's, whose name had taken the place of the one that was chosen."""
+    with opened(browser, page_service.url) as page:
+        answer_as_the_phantom(page, "other")
+        page.evaluate("document.getElementById('ask-key').requestSubmit()")
+        page.wait_for_selector('#model option[value="other"]', state="attached")
+        page.select_option("#model", "other")
+        page.click("#generate")
+        page.wait_for_selector("#rows tr")
+        assert page.input_value("#model") == "phantom"
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector('#scans:not(:has(li:not([data-state="done"]))) li:nth-child(2)')
+        assert page.input_value("#model") == "other"
+        models = page.evaluate("landmarkd.queue.entries.map(({ model }) => model)")
+        assert models == ["phantom", "other"]
+
+
 def test_measurements_of_one_model_are_not_shown_as_those_of_another(
     browser: Browser, page_service: ServiceProcess
 ) -> None:

@@ -33,12 +33,15 @@ const results = new Results({
 });
 
 /** Open scans, not `others`: look at the first one, and request the landmarks of all, one after the other. */
-function open(files, others = [], model = element("model").value) {
+function open(files, others = [], model = chosenModel()) {
   showLeftOut(others);
   if (!files.length) return showProblem(NO_SCAN);
   look(queue.add(files, model));
   work();
 }
+
+/** The model that people chose, which is not that of a generated scan; "" before there are any. */
+const chosenModel = () => element("model").value && (remembered(MODEL_KEY) ?? element("model").value);
 
 /** Look at a scan of the list. */
 function look(entry) {
