@@ -110,8 +110,10 @@ class _FairShares:
         return min((one for one in self._times if one in among), key=self._times.__getitem__)
 
     def start_turn(self, party: Hashable) -> None:
-        self._times[party] = time = self._times.pop(party)
-        self._now = max(self._now, time)
+        # Not the time of the party: some are ahead of others that wait, as they filled slots, or
+        # interrupted a batch, that these could not. Who joins is not to wait until those are level.
+        self._now = max(self._now, min(self._times.values()))
+        self._times[party] = self._times.pop(party)
         self._idle_times = {one: idle for one, idle in self._idle_times.items() if idle > self._now}
 
 

@@ -108,6 +108,29 @@ def test_a_client_gains_nothing_while_its_scan_is_prepared(client: str) -> None:
     assert "small" in [next_of(scheduler).tiles[0][0] for _ in range(2)]
 
 
+def test_a_client_does_not_pay_for_slots_that_another_has_filled() -> None:
+    """Those of a job, whose tiles count several times, took it far ahead of a large scan's."""
+    scheduler = scheduler_of(8)
+    add(scheduler, "large", "one", tiles=50, client="a")
+    add(scheduler, "job", "other", tiles=400, client=BACKGROUND)
+    for number in range(10):
+        small = f"small {number}"
+        add(scheduler, small, "other", client="b")
+        assert small in {one for _ in range(2) for one in next_of(scheduler).requests()}
+
+
+def test_a_client_does_not_pay_for_what_interrupted_a_batch() -> None:
+    scheduler = Scheduler[str](lambda _: 1, lambda lane: 10.0 if lane == "slow" else 0.5)
+    add(scheduler, "huge", "slow", tiles=9, client="a")
+    running = next_of(scheduler)
+    for number in range(20):
+        add(scheduler, f"job {number}", "fast", client=BACKGROUND)
+    while interrupting(scheduler, running):
+        pass
+    add(scheduler, "new", "slow", client="b")
+    assert "new" in next_of(scheduler).requests() + next_of(scheduler).requests()
+
+
 def test_foreseen_cost_counts_the_share_of_every_other_client() -> None:
     scheduler = scheduler_of(1)
     for number in range(5):
