@@ -23,6 +23,10 @@ LEAST_DIFFERENCE: Final = 1e-5
 """Share of voxel values that counts as a difference between them. Numbers of 16 bits differ by
 more; of a scan whose voxels are all alike, resampling in float32 makes a tenth of it."""
 
+LEAST_DEVIATION: Final = 0.1
+"""Least standard deviation of voxels that are not all alike, in least differences of them: what
+resampling makes of equal ones. A whole difference would take contrast from most of a scan."""
+
 MAX_SQUARABLE: Final = 1e18
 """Sums of squares of larger voxel values may be infinite in float32."""
 
@@ -72,6 +76,7 @@ def _standardise_(values: Voxels, region: str) -> Voxels:
     least = least_width(*bounds)
     if bounds[1] - bounds[0] <= least:
         return values.zero_()
+    least *= LEAST_DEVIATION
     if region == "all":
         mean, deviation = values.mean(), values.std(correction=0)
         return values.sub_(mean).div_(deviation.clamp_min_(least))

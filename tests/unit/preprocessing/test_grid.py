@@ -223,6 +223,9 @@ def test_neighbouring_numbers_of_16_bits_are_told_apart() -> None:
     values = 60_000.0 + torch.arange(60.0).reshape(3, 4, 5) % 2
     spec = IntensitySpec(method="percentile", lower=0.0, upper=100.0)
     assert normalise_(values.clone(), spec).flatten()[:3].tolist() == [0.0, 1.0, 0.0]
+    for region in ("all", "nonzero"):
+        standard = normalise_(values.clone(), IntensitySpec(method="zscore", region=region))
+        torch.testing.assert_close(standard.flatten()[:3], torch.tensor([-1.0, 1.0, -1.0]))
 
 
 def test_percentile_and_window_clip_to_the_unit_interval() -> None:
