@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -19,12 +19,28 @@ NAME_END: Final = 40
 
 
 def write_file(path: Path, content: bytes | bytearray | memoryview) -> None:
-    """Write a file, or replace it; see ``replacing``. A pipe or device is written to, and stays."""
+    """Write a file, or replace it; see ``replacing``.
+
+    A pipe or device is written to, and stays; so does the output of this process, a file or not.
+    """
+    if (stream := _find_stream(path)) is not None:
+        with open(stream, "wb", closefd=False) as file:  # Behind what another command has written.
+            file.write(content)
+        return
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
     with replacing(path) as partial:
         partial.write_bytes(content)
+
+
+def _find_stream(path: Path) -> int | None:
+    """Find which standard stream of this process a path leads to, as ``/dev/stdout`` does."""
+    for descriptor in (1, 2):
+        with suppress(OSError):  # There is none, or no such file.
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+    return None
 
 
 @contextmanager

@@ -72,6 +72,7 @@ def choose_sink(
         return Files(_spare_scans({files[0]: output}), write)
     names = _names(files)
     if is_table:
+        _spare_scans(dict.fromkeys(files, output))
         return LongTable(output, names, resume=resume, form=form.name)
     output.mkdir(exist_ok=True)
     targets = {path: output / f"{name}.{form.name}" for path, name in names.items()}

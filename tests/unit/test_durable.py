@@ -65,6 +65,28 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
+WRITES = """
+import sys
+from pathlib import Path
+from app.durable import write_file
+
+write_file(Path(sys.argv[1]), b"new")
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_link_to_the_output_stays_where_that_is_a_file(tmp_path: Path, stream: str) -> None:
+    """A command of root put a file in the place of ``/dev/stdout``, and left the output empty."""
+    link, output = tmp_path / stream, tmp_path / "output"
+    link.symlink_to(f"/proc/self/fd/{('stdout', 'stderr').index(stream) + 1}")
+    output.write_bytes(OLD)
+    with output.open("ab") as file:
+        command = [sys.executable, "-c", WRITES, str(link)]
+        subprocess.run(command, check=True, **{stream: file})  # type: ignore[call-overload]
+    assert link.is_symlink()
+    assert output.read_bytes() == OLD + b"new"
+
+
 def test_fault_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere" / "file", tmp_path):
         with pytest.raises(OSError, match=r"No such file|directory") as caught:

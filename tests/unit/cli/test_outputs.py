@@ -107,6 +107,7 @@ def test_a_table_that_another_run_writes_is_refused_and_kept(
     ("scan", "output", "name"),
     [
         ("one.nii", "one.nii", "json"),
+        ("one.csv", "one.csv", "long"),
         ("images/a.dcm", "images", "dcm"),
         ("images/a.dcm", "images/../linked/a.dcm", "dcm"),
         ("images", "images/a.dcm", "dcm"),
@@ -122,7 +123,8 @@ def test_an_answer_never_replaces_a_scan(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A report took the place of the image that it is about."""
-    (tmp_path / "one.nii").write_bytes(toy_scan())
+    for file in ("one.nii", "one.csv"):  # Names of files that are given are free.
+        (tmp_path / file).write_bytes(toy_scan())
     (tmp_path / "images").mkdir()
     (tmp_path / "linked").symlink_to("images")
     for file, content in zip(("a.dcm", "images.dcm"), as_dicom(), strict=False):
