@@ -75,10 +75,9 @@ class FileStream:
         self.position = 0
         self._ahead = b""
         self._coding = "deflate" if opened else "gzip"
+        self._packed = _GzipInput(content, check_cancelled)
         self._stream = opened or (
-            _open_gzip(content, check_cancelled)
-            if self.gzipped
-            else io.BufferedReader(MemoryFile(content))
+            self._packed.open() if self.gzipped else io.BufferedReader(MemoryFile(content))
         )
         self._digest = blake3()
 
@@ -106,7 +105,8 @@ class FileStream:
         self._ahead = b""
         self.max_bytes = self.position + len(rest) * MAX_INFLATION
         if bytes(rest[:2]) == GZIP_MAGIC:
-            self._coding, self._stream = "gzip", _open_gzip(rest, self.check_cancelled)
+            self._packed = _GzipInput(rest, self.check_cancelled)
+            self._coding, self._stream = "gzip", self._packed.open()
         else:
             self._coding = "zlib"
             self._stream = io.BufferedReader(InflatedFile(rest, igzip_lib.DECOMP_ZLIB))
@@ -133,7 +133,7 @@ class FileStream:
         target[: len(ahead)] = ahead
         for start in range(len(ahead), len(target), CHUNK_BYTES):
             chunk = target[start : start + CHUNK_BYTES]
-            count = self._take(partial(self._stream.readinto, chunk))
+            count = self._take(partial(self._stream.readinto, chunk), len(chunk))
             self._digest.update(chunk[:count])
             self.position += count
             if count < len(chunk):
@@ -160,13 +160,14 @@ class FileStream:
         """Take ``size`` bytes from the stream, fewer where it ends."""
         data = bytearray()
         # Not readinto, whose buffer takes 8 KiB: the start of a file may hold fewer.
-        while part := self._take(partial(self._stream.read1, size - len(data))):
+        while part := self._take(partial(self._stream.read1, size - len(data)), size):
             data += part
         return bytes(data)
 
-    def _take(self, read: Callable[[], Result]) -> Result:
-        """Call a read, with errors that say what is wrong with the file."""
+    def _take(self, read: Callable[[], Result], size: int) -> Result:
+        """Call a read of up to ``size`` bytes, with errors that say what is wrong with the file."""
         self.check_cancelled()
+        self._packed.limit(self.position + len(self._ahead) + size)
         try:
             return read()
         except EOFError as error:
@@ -174,7 +175,8 @@ class FileStream:
                 f"expected a whole {self._coding} stream, got a truncated one"
             ) from error
         except (igzip.BadGzipFile, OverflowError, DEFLATE_ERROR) as error:
-            # In turn: header, CRC or length of a member; a gzip header over 512 KiB; deflate codes.
+            # In turn: header, CRC or length of a member, or a stream that is longer than any
+            # compressor makes it; a gzip header over 512 KiB; deflate codes.
             raise BrokenVolume(
                 f"expected a valid {self._coding} stream, got a corrupt one"
             ) from error
@@ -231,24 +233,11 @@ def write_gzip(pieces: Iterable[Buffer]) -> bytes:
     return file.getvalue()
 
 
-def _open_gzip(content: Content, check_cancelled: Callable[[], None]) -> io.BufferedIOBase:
-    return igzip.IGzipFile(fileobj=MemoryFile(content, check_cancelled), mode="rb")
-
-
 class MemoryFile(io.RawIOBase):
-    """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``.
+    """Bytes as a file; ``io.BytesIO`` copies what is not ``bytes``."""
 
-    Args:
-        content: The bytes.
-        check_cancelled: Called before every read: one byte of a gzip file may lie behind millions
-            of empty members.
-    """
-
-    def __init__(
-        self, content: Content, check_cancelled: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, content: Content) -> None:
         self._content = memoryview(content)
-        self._check_cancelled = check_cancelled
         self._position = 0
 
     def readable(self) -> bool:
@@ -272,9 +261,42 @@ class MemoryFile(io.RawIOBase):
 
     def readinto(self, target: Buffer, /) -> int:
         """Copy the next bytes; none where they end."""
-        self._check_cancelled()
         view = memoryview(target)
         chunk = self._content[self._position : self._position + len(view)]
         view[: len(chunk)] = chunk
         self._position += len(chunk)
         return len(chunk)
+
+
+class _GzipInput(MemoryFile):
+    """The bytes of a gzip file, of which no more are read than what is asked for can take.
+
+    Args:
+        content: The bytes.
+        check_cancelled: Called before every read: one byte may lie behind a long part that holds
+            nothing.
+    """
+
+    def __init__(self, content: Content, check_cancelled: Callable[[], None]) -> None:
+        super().__init__(content)
+        self._check_cancelled = check_cancelled
+        self._end = 0
+
+    def open(self) -> io.BufferedIOBase:
+        """Read what is compressed in it."""
+        return igzip.IGzipFile(fileobj=self, mode="rb")
+
+    def limit(self, size: int) -> None:
+        """Read no more than ``size`` uncompressed bytes from the start can take."""
+        self._end = MAX_DEFLATION * size + INPUT_BYTES
+
+    def readinto(self, target: Buffer, /) -> int:
+        """Copy the next bytes; none where they end.
+
+        Raises:
+            BadGzipFile: The stream is longer than any compressor makes it.
+        """
+        self._check_cancelled()
+        if self._position > self._end and self.left:
+            raise igzip.BadGzipFile
+        return super().readinto(target)
