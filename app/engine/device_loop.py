@@ -139,14 +139,15 @@ class DeviceLoop:
         if self.unhealthy_reason is not None or self._stopping:
             reason = self.unhealthy_reason or "it is stopping"
             raise NotReady(f"expected a working device, but {reason}")
-        waiter = Waiter(request, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(request, loop.create_future())
         scan = self._join_or_create(waiter)
-        request.on_progress(self._progress_of(scan))
         why: Literal["cancelled", "late"] = "cancelled"
         try:
-            with suppress(TimeoutError):  # Its frames hold the task, which holds what is raised.
-                async with asyncio.timeout_at(request.deadline):
-                    return await waiter.future
+            request.on_progress(self._progress_of(scan))
+            await asyncio.wait([waiter.future], timeout=request.deadline - loop.time())
+            if waiter.future.done():
+                return waiter.future.result()
             why = "late"
             raise DeadlineExceeded("expected an answer in time, got none")
         finally:
