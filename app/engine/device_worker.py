@@ -267,11 +267,8 @@ class DeviceWorker:
 
     def _run_beside(self, batch: Batch[ActiveScan], thread: DaemonThread) -> None:
         """Run a batch on a thread for passes on a CPU."""
-        try:
-            with self._cores.share():
-                self._run(batch)
-        except BaseException as error:  # noqa: BLE001 - it ends the device's thread
-            self._crash(error)
+        with self._cores.share():
+            self._run(batch)
         self._queue.add_call(Call(partial(self._idle.append, thread)))
 
     def _run(self, batch: Batch[ActiveScan]) -> None:
@@ -279,9 +276,11 @@ class DeviceWorker:
         start_s, start_used_s = time.perf_counter(), self._cores.used_s
         try:
             report = collect_batch(self._launch(batch, self._interruption(batch)))
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - it ends the device's thread
+            # Not raised: it may be within a pass over other scans, which would fail in its place.
             self._queue.end(batch)
-            raise
+            self._crash(error)
+            return
         share = (self._cores.used_s - start_used_s) / (time.perf_counter() - start_s)
         report.busy_s *= share
         if report.seconds is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from app.compute.device import HOST, NamedDevice
 from app.engine.active_scans import DetectRequest, Progress
 from app.engine.device_loop import DeviceLoop
 from app.engine.device_worker import MAX_CONSECUTIVE_OOM
+from app.engine.metrics import Metrics
 from app.errors import InsufficientMemory
 from app.inference.detector import Detection, Detector
 from app.model.loader import load_module
@@ -59,9 +60,18 @@ class Stepped(nn.Module):
         return output
 
 
-def note(on_prepared: Callable[[], None]) -> Callable[[Progress], None]:
-    """Make a callback for progress that calls another one when the scan is prepared."""
-    return lambda progress: on_prepared() if progress.tiles and not progress.tile else None
+async def begin(loop: DeviceLoop, model: LoadedModel) -> "asyncio.Task[Detection]":
+    """Ask for the landmarks of a small scan, and wait until it is prepared."""
+    prepared = asyncio.Event()
+
+    def note(progress: Progress) -> None:
+        if progress.tiles and not progress.tile:
+            prepared.set()
+
+    request = DetectRequest(model, scan(2, SMALL), FAR, on_progress=note)
+    asked = asyncio.create_task(loop.run(request))
+    await prepared.wait()
+    return asked
 
 
 @pytest.fixture
@@ -78,13 +88,9 @@ def test_next_batch_is_launched_before_the_last_is_collected(
 
     async def scenario() -> None:
         async with running(batch_size=1, device=replace(HOST, asynchronous=asynchronous)) as loop:
-            prepared = asyncio.Event()
             first = asyncio.create_task(ask(loop, stepped, scan(1, SMALL)))
             await wait_for(network.begun[0])
-            second = asyncio.create_task(
-                loop.run(DetectRequest(stepped, scan(2, SMALL), FAR, 0, note(prepared.set)))
-            )
-            await prepared.wait()
+            second = await begin(loop, stepped)
             network.release[0].set()
             await wait_for(network.begun[1])
             await asyncio.wait([first], timeout=0.5 if asynchronous else 10)
@@ -208,11 +214,7 @@ def test_small_scan_is_answered_in_the_middle_of_a_pass_over_a_large_one(
 
     async def scenario() -> None:
         async with amid_pass(held, network) as (loop, large):
-            prepared = asyncio.Event()
-            small = asyncio.create_task(
-                loop.run(DetectRequest(held, scan(2, SMALL), FAR, 0, note(prepared.set)))
-            )
-            await prepared.wait()
+            small = await begin(loop, held)
             network.go_on.set()
             async with asyncio.timeout(30):
                 second = await small
@@ -222,6 +224,25 @@ def test_small_scan_is_answered_in_the_middle_of_a_pass_over_a_large_one(
         for seed, shape, found in ((1, LARGE, first), (2, SMALL, second)):
             alone = Detector(with_network(model, inner)).detect(scan(seed, shape))
             assert repr(found.landmarks) == repr(alone.landmarks)
+
+    asyncio.run(scenario())
+
+
+def test_fault_of_a_pass_within_another_ends_the_thread_and_leaves_nobody_waiting(
+    held: LoadedModel, network: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("as of a defect")
+
+    async def scenario() -> None:
+        async with amid_pass(held, network) as (loop, large):
+            monkeypatch.setattr(Metrics, "observe_wait", fail)
+            small = await begin(loop, held)
+            network.go_on.set()
+            async with asyncio.timeout(20):
+                answers = await asyncio.gather(small, large, return_exceptions=True)
+            assert ["thread ended; try again" in str(one) for one in answers] == [True, True]
+            network.end.set()
 
     asyncio.run(scenario())
 
