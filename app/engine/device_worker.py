@@ -253,7 +253,6 @@ class DeviceWorker:
                 if not scan.tiles_run:  # Of another pass it is neither the size nor the first wait.
                     self._metrics.observe_wait(state.tiles, scan.queue_s)
         tiles = [(scan.state, index) for scan, index in batch.tiles if scan.state is not None]
-        self._metrics.observe_batch(len(tiles), self._sizes.size(batch.lane))
         return launch_batch(tiles, lambda state: scans[state].has_waiters, give_way)
 
     def _launch_next(self, batch: Batch[ActiveScan]) -> None:
@@ -322,6 +321,8 @@ class DeviceWorker:
     def _on_run(self, batch: Batch[ActiveScan], report: BatchReport) -> None:
         """Count a batch that has run, and go on with its scans."""
         self._queue.end(batch)
+        if report.tiles:
+            self._metrics.observe_batch(report.tiles, self._sizes.size(batch.lane))
         self._metrics.busy.labels(self._device.name).inc(report.busy_s)
         if report.seconds is not None:
             self._sizes.observe(batch.lane, report.tiles, report.seconds)
