@@ -84,7 +84,7 @@ def test_alerts_count_codes_that_calls_are_answered_with() -> None:
     """One that no call is answered with would never fire."""
     answered = (FOLDER.parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
     found = re.findall(r'code=~"([^"]+)"', (FOLDER / "alerts.yml").read_text())
-    assert len(found) == 3
+    assert len(found) == 4
     codes = [code for some in found for code in some.split("|")]
     assert [code for code in codes if f"`{code}`" not in answered] == []
 
@@ -129,6 +129,26 @@ OUTAGES: dict[str, tuple[dict[str, str], set[str]]] = {
         {
             "landmarkd_queue_age_seconds": "1 11 21 31 41 0x175",
             "landmarkd_tiles_total": "0 0 0 0 9 9x175",
+        },
+        set(),
+    ),
+    "three requests an hour, and all of them fail": (
+        {'landmarkd_requests_total{code="internal"}': "1x60 2x119 3"},
+        {"LandmarkdFailingSlowly"},
+    ),
+    "a device hangs, and three requests an hour are given up": (
+        {
+            "landmarkd_queue_age_seconds": "0x60 1 11 21 31 41 51 0x120",
+            "landmarkd_tiles_total": "9x200",
+            'landmarkd_requests_total{code="ok"}': "9x200",
+            'landmarkd_requests_total{code="deadline-exceeded"}': "1x66 2x119",
+        },
+        {"LandmarkdFailingSlowly"},
+    ),
+    "a client asks while the service starts": (
+        {
+            'landmarkd_requests_total{code="ok"}': "0+10x180",
+            'landmarkd_requests_total{code="not-ready"}': "0x60 5 9x119",
         },
         set(),
     ),
@@ -248,7 +268,7 @@ def test_prometheus_reads_the_deployed_files_and_every_panel_has_data(tmp_path: 
                 elif not any(legend.startswith(quiet) for quiet in RARE_LEGENDS):
                     assert found, expression
             (group,) = client.get("/rules").json()["data"]["groups"]
-            assert [rule["health"] for rule in group["rules"]] == ["ok"] * 7
+            assert [rule["health"] for rule in group["rules"]] == ["ok"] * 8
     finally:
         service.terminate()
         assert service.wait() == 0
