@@ -1,5 +1,7 @@
 """Another model on the page, in a real Chromium with a real service: what was answered stays."""
 
+from pathlib import Path
+
 from tests.support.browser import (
     ABSENT,
     MISSING,
@@ -14,7 +16,7 @@ from tests.support.browser import (
     row,
     text_of,
 )
-from tests.support.services import ServiceProcess
+from tests.support.services import MODEL, ServiceProcess, ended, toy_models
 
 LEAVING = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
 """Whether the page asks before it is left."""
@@ -131,3 +133,17 @@ def test_models_are_asked_for_again_if_the_service_was_away(
     assert len(asked) == 2
     assert page.is_hidden("#problem")
     page.close()
+
+
+def test_model_whose_folder_names_its_version_is_described(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """As one that was installed is; its card was taken for that of another model."""
+    models = toy_models(tmp_path)
+    (models / MODEL).rename(models / f"{MODEL}@1.0.0")
+    with ended(ServiceProcess(models)) as service:
+        page = browser.new_page()
+        page.goto(service.url)
+        page.wait_for_selector('#about-scan:text("Scans are resampled to")')
+        assert text_of(page, "#about-title") == f"{MODEL} 1.0.0"
+        page.close()

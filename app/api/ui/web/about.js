@@ -5,13 +5,14 @@ import { getModel } from "./service.js";
 
 /** Describe a model of the list; what takes another call follows. */
 export async function describeModel({ name, version, description }) {
-  element("about-title").textContent = `${name} ${version}`;
+  const title = `${name.split("@")[0]} ${version}`; // a folder's name may have its version
+  element("about-title").textContent = title;
   element("about-text").textContent = `${description.replace(/\.?$/, ".")}`;
   element("about-scan").textContent = "";
   element("about-card").hidden = element("about-sample").hidden = true;
   try {
     const model = await getModel(name);
-    if (element("about-title").textContent !== `${model.name} ${model.version}`) return; // another one by now
+    if (element("about-title").textContent !== title) return; // another one by now
     const spacing = [...new Set(model.spacing_mm)].join(" × ");
     const whole = model.tile_shape === "whole" ? " The network sees the whole scan at once." : "";
     element("about-scan").textContent =
