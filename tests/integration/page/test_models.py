@@ -1,6 +1,9 @@
 """Another model on the page, in a real Chromium with a real service: what was answered stays."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support.browser import (
     ABSENT,
@@ -114,20 +117,29 @@ def test_measurements_of_one_model_are_not_shown_as_those_of_another(
         page.wait_for_selector(f'{value}:text-is("{MISSING}")')
 
 
+@pytest.mark.parametrize(
+    ("call", "refusal"),
+    [
+        ("v1/models", {"status": 502, "body": "Bad gateway"}),
+        ("v1/models", {"status": 504, "body": "<html>", "content_type": "text/html"}),
+        ("v1/models", {"status": 500, "json": {"code": "internal-error", "detail": "it failed"}}),
+        ("readyz", {"status": 503, "json": {"message": "no upstream"}}),
+    ],
+)
 def test_models_are_asked_for_again_if_the_service_was_away(
-    browser: Browser, page_service: ServiceProcess
+    browser: Browser, page_service: ServiceProcess, call: str, refusal: dict[str, Any]
 ) -> None:
     asked: list[str] = []
 
     def refuse_once(route: Route) -> None:
         asked.append(route.request.url)
         if len(asked) == 1:
-            route.fulfill(status=502, body="Bad gateway")
+            route.fulfill(**refusal)
         else:
             route.continue_()
 
     page = browser.new_page()
-    page.route("**/v1/models", refuse_once)
+    page.route(f"**/{call}", refuse_once)
     page.goto(page_service.url)
     page.wait_for_selector("#ask-key", state="visible")
     assert len(asked) == 2

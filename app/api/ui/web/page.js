@@ -282,15 +282,13 @@ async function start() {
 async function whyNotStarted() {
   const { ready, reason } = await getReadiness();
   if (!ready) return reason;
-  setStatus("");
   try {
     await loadModels();
   } catch (error) {
-    if (isPassing(error)) return error.title; // without models, no scan is answered
-    if (error.code === "unauthorized") {
-      element("ask-key").hidden = false;
-      element("key").focus();
-    } else showProblem(error);
+    if (error.code !== "unauthorized") return error.message; // without models, no scan is answered
+    setStatus("");
+    element("ask-key").hidden = false;
+    element("key").focus();
   }
   return "";
 }

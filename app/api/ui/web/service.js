@@ -125,11 +125,12 @@ async function request(path, options = {}, file = null) {
 
 export async function getReadiness(signal) {
   const signals = [AbortSignal.timeout(READINESS_MS), signal].filter(Boolean);
-  // 503 has the same body as 200.
+  const unknown = { ready: false, reason: "no answer" };
+  // 503 has the same body as 200; that of a proxy may be JSON without a reason.
   try {
-    return await (await fetch("readyz", { headers: headers(), signal: AbortSignal.any(signals) })).json();
+    return { ...unknown, ...(await (await fetch("readyz", { headers: headers(), signal: AbortSignal.any(signals) })).json()) };
   } catch {
-    return { ready: false, reason: "no answer" };
+    return unknown;
   }
 }
 
