@@ -161,6 +161,30 @@ def test_voxels_that_are_not_finite_leave_the_others_their_contrast(
         assert page.evaluate(ends) == whole
 
 
+def test_button_of_the_contrast_is_pressed_as_long_as_it_is_drawn(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """Not after another one was dragged; a double click gives back that of the scan."""
+    auto = '[data-window="auto"][aria-pressed="true"]'
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        assert page.is_visible(auto)
+        choose(page, "ball")
+        mark = mark_of(page, "ball", 0)
+        page.mouse.move(mark["x"], mark["y"])
+        page.mouse.down(button="right")
+        page.mouse.move(mark["x"] + 15, mark["y"] + 15)
+        page.mouse.move(mark["x"] + 30, mark["y"] + 30)
+        page.mouse.up(button="right")
+        page.wait_for_selector('#views:not(:has([data-window][aria-pressed="true"]))')
+        page.mouse.dblclick(mark["x"] + 15, mark["y"] + 15)
+        page.wait_for_selector(auto)
+        page.click('[data-window="bone"]')
+        assert page.get_attribute('[data-window="bone"]', "aria-pressed") == "true"
+        assert not page.is_visible(auto)
+
+
 def test_ring_fades_only_beyond_the_thickness_of_its_slice(
     browser: Browser, page_service: ServiceProcess
 ) -> None:

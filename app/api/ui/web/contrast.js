@@ -32,9 +32,15 @@ export function prepare(volume, frame) {
 }
 
 /**
- * The values of a scan that are black and white: "auto", without the rarest; "full", all there are; or "bone", brighter
- * tissue with more contrast.
+ * The values of a scan that can be black and white: "auto", without the rarest; "full", all there are; and "bone",
+ * brighter tissue with more contrast.
  */
-export function rangeOf({ robust_min: low, robust_max: high, global_min: least, global_max: most }, name) {
-  return { auto: [low, high], full: [least, most], bone: [low + BONE_PART * (high - low), high] }[name];
+export function rangesOf({ robust_min: low, robust_max: high, global_min: least, global_max: most }) {
+  return { auto: [low, high], full: [least, most], bone: [low + BONE_PART * (high - low), high] };
+}
+
+/** The name of the range that is drawn; null: another one, as somebody chose by hand. */
+export function nameOfRange(volume) {
+  const isDrawn = ([, [from, to]]) => volume.cal_min === from && volume.cal_max === to;
+  return Object.entries(rangesOf(volume)).find(isDrawn)?.[0] ?? null;
 }

@@ -16,6 +16,7 @@ import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
 import { convertAnswer, generateScan, getReadiness, isPassing, listModels, POLL_MS, setKey } from "./service.js";
 import { makeViewer } from "./viewer.js";
+import { listenForViews, showPressed } from "./views.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
@@ -227,7 +228,7 @@ async function showScan({ file, choice }) {
   if (!state.viewer) return false;
   try {
     await state.viewer.show(file, choice.frame);
-    set("window", "auto");
+    state.viewer.window("auto");
     return explain("");
   } catch (error) {
     return explain(error.note ?? UNSEEN);
@@ -298,6 +299,7 @@ function listen() {
   listenForPrint(element("screen"));
   element("generate").onclick = generate;
   listenForReview(act, step);
+  listenForViews(state);
   element("model").onchange = changeModel;
   element("cancel").onclick = () => {
     const { current } = queue;
@@ -317,10 +319,6 @@ function listen() {
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;
     saveAll(queue.entries);
-  };
-  element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
-  element("views").onclick = ({ target: { dataset } }) => {
-    for (const group of ["view", "window"]) if (dataset[group]) set(group, dataset[group]);
   };
   element("ask-choice").onsubmit = (event) => {
     event.preventDefault();
@@ -357,14 +355,6 @@ async function submitKey(event) {
   }
 }
 
-/** Set the "view" or the "window" of the viewer, and show which button of that group is pressed. */
-function set(group, name) {
-  state.viewer[group](name);
-  for (const button of element("views").querySelectorAll(`[data-${group}]`)) {
-    button.setAttribute("aria-pressed", button.dataset[group] === name);
-  }
-}
-
 async function loadViewer() {
   const callbacks = {
     onSelect: (index) => select(index),
@@ -374,6 +364,7 @@ async function loadViewer() {
       showEdit(index);
     },
     onPlace: placeChosen,
+    onWindow: (name) => showPressed("window", name),
   };
   let reason = document.body.dataset.viewer === "present"
     ? "Scans cannot be drawn in this browser, because it has no WebGL 2."

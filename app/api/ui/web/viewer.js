@@ -1,19 +1,13 @@
 // The viewer: NiiVue with three planes and 3D, and the hand that moves points in the planes.
 
-import { prepare, rangeOf } from "./contrast.js";
+import { Balls } from "./balls.js";
+import { nameOfRange, prepare, rangesOf } from "./contrast.js";
 import { suffixOf } from "./files.js";
 import { invert, transform } from "./geometry.js";
 import { arrange, PLANES, RENDER_TILE } from "./layout.js";
 import { Markers } from "./markers.js";
 
 const VIEWS = { axial: 0, coronal: 1, sagittal: 2, all: 3, render: 4 };
-const NODE_VALUES = { low_confidence: 1, detected: 2 };
-const [PERSON_VALUE, SELECTED_VALUE] = [3, 4];
-// Color stops for values 0 to 4, as in the table.
-const COLORS = {
-  R: [245, 245, 79, 190, 92], G: [189, 189, 214, 156, 200], B: [79, 79, 160, 255, 255],
-  A: [255, 255, 255, 255, 255], I: [0, 64, 128, 191, 255],
-};
 const OPTIONS = {
   backColor: [0.03, 0.04, 0.05, 1],
   crosshairWidth: 0, // drawn with the markers, one pixel wide
@@ -46,7 +40,6 @@ export async function makeViewer(canvas, labels, callbacks) {
   // Its keys would turn the view, or show another frame, while one judges.
   nv.keyDownListener = nv.keyUpListener = () => {};
   await nv.attachToCanvas(canvas);
-  nv.addColormap("landmarkd", COLORS);
   return new Viewer(nv, canvas, labels, callbacks);
 }
 
@@ -56,16 +49,17 @@ class Viewer {
   #hovered = -1;
   #pressed = null; // {x, y, mark, mm, moved} while a button is down
   #plane = 0; // the one clicked last
-  #mesh = null;
   #names = null; // as somebody chose
   #placing = false;
 
   /**
    * `onSelect` and `onHover` get the index of a landmark in the answer; `onMove` an index and `onPlace` nothing
-   * but a new position. Positions are in mm, RAS.
+   * but a new position. Positions are in mm, RAS. `onWindow` gets the name of the range from black to white, or null.
    */
-  constructor(nv, canvas, labels, { onSelect, onHover, onMove, onPlace }) {
-    Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, markers: new Markers(labels) });
+  constructor(nv, canvas, labels, { onSelect, onHover, onMove, onPlace, onWindow }) {
+    Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, onWindow });
+    Object.assign(this, { markers: new Markers(labels), balls: new Balls(nv) });
+    nv.onIntensityChange = (volume) => onWindow(nameOfRange(volume)); // after a right drag, or a double click
     const draw = nv.drawScene.bind(nv);
     nv.drawScene = () => {
       this.#arrange();
@@ -189,7 +183,8 @@ class Viewer {
   window(name) {
     const [volume] = this.nv.volumes;
     if (!volume) return;
-    const [from, to] = rangeOf(volume, name);
+    this.onWindow(name);
+    const [from, to] = rangesOf(volume)[name];
     if (volume.cal_min === from && volume.cal_max === to) return;
     Object.assign(volume, { cal_min: from, cal_max: to });
     this.nv.updateGLVolume();
@@ -217,38 +212,14 @@ class Viewer {
 
   /** Send all to the graphics card again, which has nothing left. */
   async #restore() {
-    [this.nv.meshes, this.#mesh] = [[], null];
+    this.balls.forget();
     await this.nv.init();
     this.#draw();
   }
 
   #draw() {
-    const nodes = this.#landmarks.flatMap(({ name, status, person, mm }, index) => {
-      if (!mm) return [];
-      const chosen = index === this.#selected;
-      const value = chosen ? SELECTED_VALUE : person ? PERSON_VALUE : NODE_VALUES[status];
-      return [{ name, x: mm[0], y: mm[1], z: mm[2], sizeValue: this.#side / (chosen ? 50 : 70), colorValue: value }];
-    });
-    this.#drawBalls(nodes);
+    this.balls.draw(this.#landmarks, this.#selected, this.#side);
     this.nv.drawScene();
-  }
-
-  // Not by addMesh and removeMesh, with which NiiVue sends the whole scan to the graphics card again.
-  #drawBalls(nodes) {
-    if (this.#mesh && nodes.length) {
-      this.#mesh.nodes = nodes;
-      this.#mesh.updateMesh(this.nv.gl);
-    } else if (this.#mesh) {
-      this.#mesh.unloadMesh(this.nv.gl);
-      this.nv.meshes = [];
-      this.#mesh = null;
-    } else if (nodes.length) {
-      this.#mesh = this.nv.loadConnectomeAsMesh({
-        name: "landmarks", nodeColormap: "landmarkd", nodeMinColor: 0, nodeMaxColor: SELECTED_VALUE,
-        nodeScale: 1, showLegend: false, nodes, edges: [],
-      });
-      this.nv.meshes = [this.#mesh];
-    }
   }
 
   /** Longest side of the scan in mm. */

@@ -1,0 +1,21 @@
+// The buttons above the scan: view, contrast and names.
+
+import { element } from "./element.js";
+
+/** Let the buttons change the viewer of the page's state, which is there when they are shown. */
+export function listenForViews(state) {
+  element("names").onchange = ({ target }) => (state.viewer.names = target.checked);
+  element("views").onclick = ({ target: { dataset } }) => {
+    if (dataset.window) state.viewer.window(dataset.window);
+    if (!dataset.view) return;
+    state.viewer.view(dataset.view);
+    showPressed("view", dataset.view);
+  };
+}
+
+/** Show which button of the group "view" or "window" is pressed; null: none, as by hand something else was chosen. */
+export function showPressed(group, name) {
+  for (const button of element("views").querySelectorAll(`[data-${group}]`)) {
+    button.setAttribute("aria-pressed", button.dataset[group] === name);
+  }
+}
