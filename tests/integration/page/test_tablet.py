@@ -116,9 +116,11 @@ def test_scan_is_drawn_again_when_the_browser_gives_its_graphics_back(
         graphics.evaluate("(graphics) => graphics.loseContext()")
         page.wait_for_function("() => landmarkd.viewer.nv.gl.isContextLost()")
         assert np.abs(drawn(page) - before).mean() > SAME_GREY
+        assert page.is_visible('#lost:has-text("reload the page")')
         page.evaluate("window.lost = landmarkd.viewer.nv.meshes")
         graphics.evaluate("(graphics) => graphics.restoreContext()")
         page.wait_for_function(
             "() => (({ meshes }) => meshes !== lost && meshes.length)(landmarkd.viewer.nv)"
         )
+        page.wait_for_selector("#lost", state="hidden")
         assert np.abs(drawn(page) - before).mean() < SAME_GREY

@@ -365,6 +365,7 @@ async function loadViewer() {
     },
     onPlace: placeChosen,
     onWindow: (name) => showPressed("window", name),
+    onGraphics: (draws) => (element("lost").hidden = draws),
   };
   let reason = document.body.dataset.viewer === "present"
     ? "Scans cannot be drawn in this browser, because it has no WebGL 2."

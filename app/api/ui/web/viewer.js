@@ -54,10 +54,11 @@ class Viewer {
 
   /**
    * `onSelect` and `onHover` get the index of a landmark in the answer; `onMove` an index and `onPlace` nothing
-   * but a new position. Positions are in mm, RAS. `onWindow` gets the name of the range from black to white, or null.
+   * but a new position. Positions are in mm, RAS. `onWindow` gets the name of the range from black to white, or null,
+   * and `onGraphics` whether the browser draws.
    */
-  constructor(nv, canvas, labels, { onSelect, onHover, onMove, onPlace, onWindow }) {
-    Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, onWindow });
+  constructor(nv, canvas, labels, { onSelect, onHover, onMove, onPlace, onWindow, onGraphics }) {
+    Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, onWindow, onGraphics });
     Object.assign(this, { markers: new Markers(labels), balls: new Balls(nv) });
     nv.onIntensityChange = (volume) => onWindow(nameOfRange(volume)); // after a right drag, or a double click
     const draw = nv.drawScene.bind(nv);
@@ -73,7 +74,10 @@ class Viewer {
     canvas.addEventListener("pointerup", (event) => event.isPrimary && this.#release(event));
     canvas.addEventListener("pointercancel", (event) => event.isPrimary && this.cancel());
     // Else the browser keeps what it took away, such as while the computer slept.
-    canvas.addEventListener("webglcontextlost", (event) => event.preventDefault());
+    canvas.addEventListener("webglcontextlost", (event) => {
+      event.preventDefault();
+      onGraphics(false); // it may never give it back
+    });
     canvas.addEventListener("webglcontextrestored", () => this.#restore());
     canvas.addEventListener("pointerleave", () => this.#hover(null));
     // NiiVue would turn the touch that moves a point into one that moves the slices.
@@ -215,6 +219,7 @@ class Viewer {
     this.balls.forget();
     await this.nv.init();
     this.#draw();
+    this.onGraphics(true);
   }
 
   #draw() {
