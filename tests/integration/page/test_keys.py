@@ -66,3 +66,27 @@ def test_what_one_tab_chooses_stays_there_and_is_the_first_choice_of_new_ones(
         assert chosen_at_first(one) == ("a", "RAS")
         assert chosen_at_first(other) == ("b", "LPS")
         assert chosen_at_first(context.new_page()) == ("b", "LPS")
+
+
+def test_calls_are_listed_and_tried_with_the_key_that_is_asked_for(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """The link to them led to a refusal in JSON."""
+    page = browser.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(page_service.url)
+    page.click("header a")
+    page.fill("#key", "another")
+    page.keyboard.press("Enter")
+    page.wait_for_selector('#problem:text("did not accept the key")')
+    assert page.locator(".opblock").count() == 0
+    page.fill("#key", KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#ask-key", state="hidden")
+    call = page.locator('.opblock:has([data-path="/v1/models"])')
+    call.locator(".opblock-summary-control").click()
+    call.locator(".try-out__btn").click()
+    with page.expect_response("**/v1/models") as tried:
+        call.locator(".execute").click()
+    assert tried.value.status == 200
+    page.close()

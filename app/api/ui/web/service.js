@@ -8,9 +8,10 @@ const PASSING = [429, 502, 503]; // statuses of a service that is busy or restar
 
 let key = "";
 
+/** Set the key of all calls; return it as a header has it. */
 export function setKey(value) {
   // Headers hold bytes: those of UTF-8, as other clients send them.
-  key = String.fromCharCode(...new TextEncoder().encode(value));
+  return (key = String.fromCharCode(...new TextEncoder().encode(value)));
 }
 
 function headers(more = {}) {
@@ -137,6 +138,11 @@ export async function getReadiness(signal) {
 /** All models, and whether the service keeps cases: {models, keeps_cases}. */
 export async function listModels() {
   return (await request("v1/models")).json();
+}
+
+/** All calls, as OpenAPI describes them. */
+export async function describeCalls() {
+  return (await request("openapi.json")).json();
 }
 
 export async function getModel(name) {
