@@ -7,7 +7,9 @@ from typing import Annotated, Final, Literal, get_args
 import typer
 from rich.console import Console
 
+from app.durable import write_file
 from app.errors import BadParameter, StartupError
+from app.io import is_landmark_file
 from app.shapes import COHORT_FORMATS, Cohort, read_cohort, write_shape_report
 
 FormatName = Literal["tps", "morphologika", "nts", "csv"]
@@ -45,8 +47,10 @@ def export(
     name = format_ or (SUFFIXES.get(output.suffix) if output else None)
     if name is None and (output is not None or report is None):
         raise BadParameter(f"--format: expected one of {FORMAT_NAMES}, got none")
-    if output is not None and output.exists() and answers.exists() and answers.samefile(output):
-        raise BadParameter(f"-o: expected another file than the one that is read, got {output}")
+    if output is not None:
+        _spare_answers(answers, output, "-o")
+    if report is not None:
+        _spare_answers(answers, report / "mean_shape.mrk.json", "--report")
     cohort = read_cohort(answers, detected_only=detected_only)
     console = Console(stderr=True, highlight=False)
     if name is not None:
@@ -54,7 +58,7 @@ def export(
         if output is None:
             typer.echo(text, nl=False)
         else:
-            output.write_text(text, encoding="utf-8")
+            write_file(output, text.encode())
     if report is not None:
         _report(cohort, report)
         console.print(f"wrote {report / 'report.html'}", markup=False)
@@ -64,6 +68,21 @@ def export(
         left_in = f", {doubtful} doubtful (--detected-only leaves them out)"
         counts += f", {doubtful} of them doubtful" if detected_only else left_in
     console.print(counts, markup=False, soft_wrap=True)
+
+
+def _spare_answers(answers: Path, output: Path, option: str) -> None:
+    """Refuse to write what is read, or would be the next time, as an answer in the folder."""
+    if output.exists() and answers.exists() and answers.samefile(output):
+        raise BadParameter(
+            f"{option}: expected another file than the one that is read, got {output}"
+        )
+    folder = output.parent
+    is_within = answers.is_dir() and folder.exists() and answers.samefile(folder)
+    if is_within and (is_landmark_file(output) or output.suffix == ".json"):
+        raise BadParameter(
+            f"{option}: expected another folder than the one that is read, as {output.name} would "
+            f"count as an answer there, got {folder}"
+        )
 
 
 def _report(cohort: Cohort, folder: Path) -> None:

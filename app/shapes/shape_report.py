@@ -1,6 +1,7 @@
 """A cohort's shapes -> a folder: one HTML page, the scores and the mean shape."""
 
 import csv
+import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from app.durable import write_file
 from app.io import markups_json
 from app.report import (
     BLUE,
@@ -44,21 +46,22 @@ def write_shape_report(cohort: Cohort, folder: Path) -> ShapeSpace:
     folder.mkdir(parents=True, exist_ok=True)
     mean_mm = space.mean * space.size_mm.mean()
     markups = markups_json(space.landmarks, mean_mm)
-    (folder / "mean_shape.mrk.json").write_text(markups, encoding="utf-8")
-    _write_scores(space, folder / "scores.csv")
+    write_file(folder / "mean_shape.mrk.json", markups.encode())
+    write_file(folder / "scores.csv", _write_scores(space).encode())
     page = make_page("Shapes", _parts(cohort, space, outliers))
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    write_file(folder / "report.html", page.encode())
     return space
 
 
-def _write_scores(space: ShapeSpace, path: Path) -> None:
+def _write_scores(space: ShapeSpace) -> str:
     names = [f"PC{number}" for number in range(1, len(space.explained) + 1)]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["specimen", "centroid_size_mm", "procrustes_distance", *names])
-        for row, name in enumerate(space.specimens):
-            numbers = [space.size_mm[row], space.distance[row], *space.scores[row]]
-            table.writerow([name, *(f"{number:.8g}" for number in numbers)])
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["specimen", "centroid_size_mm", "procrustes_distance", *names])
+    for row, name in enumerate(space.specimens):
+        numbers = [space.size_mm[row], space.distance[row], *space.scores[row]]
+        table.writerow([name, *(f"{number:.8g}" for number in numbers)])
+    return text.getvalue()
 
 
 def _parts(cohort: Cohort, space: ShapeSpace, outliers: Sequence[Outlier] | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -86,14 +87,44 @@ def test_the_table_that_is_read_is_not_written_over(tmp_path: Path) -> None:
     assert table.read_text() == content
 
 
+def test_nothing_is_written_where_it_would_count_as_an_answer(answers: Path) -> None:
+    """It replaced a person's landmarks, or else ended the next export as no landmark file."""
+    there = {path: path.read_bytes() for path in answers.iterdir()}
+    for words in (
+        ("-o", answers / "all.csv"),
+        ("-o", answers / "s1.mrk.json", "--format", "tps"),
+        ("-o", answers / "s1.json", "--format", "tps"),
+        ("--report", answers),
+    ):
+        with pytest.raises(BadParameter, match="expected another folder than the one that is read"):
+            run(answers, *words)
+    assert {path: path.read_bytes() for path in answers.iterdir()} == there
+    run(answers, "-o", answers / "all.tps")
+
+
+def test_what_is_there_stays_where_there_is_no_room(answers: Path, tmp_path: Path) -> None:
+    """A part took the place of the export before, and no file was named."""
+    run(answers, "-o", tmp_path / "all.tps", "--report", tmp_path / "shapes")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # It stands for a full disk.
+    try:
+        for words in (("-o", tmp_path / "all.tps"), ("--report", tmp_path / "shapes")):
+            with pytest.raises(OSError, match=r"File too large: '.*(all\.tps|shapes/)"):
+                run(answers, *words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_a_link_to_itself_is_refused_as_what_is_not_there(answers: Path, tmp_path: Path) -> None:
     """It ended the command with a trace."""
     loop = tmp_path / "loop.tps"
     loop.symlink_to(loop)
     with pytest.raises(BadParameter, match="expected a folder of landmark files, or a table"):
         run(loop, "-o", tmp_path / "all.tps")
-    with pytest.raises(OSError, match="symbolic links"):  # The command says it in one line.
-        run(answers, "-o", loop)
+    run(answers, "-o", loop)
+    assert loop.read_text().startswith("LM3=6")
 
 
 def test_a_report_says_which_packages_it_misses(
