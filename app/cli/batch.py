@@ -163,12 +163,16 @@ class LongTable(Sink):
         lines = [[name, *row, answer.model.name, answer.model.version] for row in rows]
         mode = "a"
         if self._kept is not None:
+            # Over what is kept, which so is there at any time; in place, as this file is locked.
+            mode = "r+" if self._kept else "w"
             lines = [*(self._kept or [self._columns]), *lines]
-            self._kept, mode = None, "w"
+            self._kept = None
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
         with self._target.open(mode, encoding="utf-8", newline="") as file:
             file.write(text.getvalue())  # In one piece, so that hardly anything is ever cut off.
+            if mode == "r+":
+                file.truncate()
 
 
 def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:

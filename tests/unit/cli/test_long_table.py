@@ -1,6 +1,7 @@
 """One table of all scans, as it was left by a run that ended, or by a spreadsheet."""
 
 import csv
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,22 @@ def test_a_scan_with_a_carriage_return_in_its_name_is_resumed_and_read(tmp_path:
             if not sink.has(path):
                 sink.write(path, make_answer(["1", "2"], np.eye(3)[:2]))
     assert read_cohort(table).specimens == (r"a\r", "b")
+
+
+def test_rows_that_are_kept_stay_where_there_is_no_room(table: Path) -> None:
+    """The table was emptied before it was written again, and what did not fit was gone."""
+    whole = table.read_bytes()
+    table.write_bytes(whole[:-1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # It stands for a full disk.
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            resume(table)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert table.read_bytes() == whole[:-1]
+    resume(table)
+    assert table.read_bytes() == whole
 
 
 @pytest.mark.parametrize("lines", [2, 3, 100])
