@@ -331,6 +331,16 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def service_url(address: str) -> str:
+    """Return the URL of a service whose address may lack ``http://``, as those of browsers."""
+    return address if "://" in address else f"http://{address}"
+
+
+def hide_password(url: str) -> str:
+    """Leave out of a URL its user and password, for messages, which end in logs."""
+    return re.sub(r"^(.*//)?.*@", r"\1", url)
+
+
 def read_settings(**given: object) -> Settings:
     """Read the settings from the environment; options that were given take precedence.
 

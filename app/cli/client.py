@@ -23,7 +23,7 @@ from app.io import (
     Problem,
     ReadinessAnswer,
 )
-from app.settings import NO_PROXY, bearer
+from app.settings import NO_PROXY, bearer, hide_password, service_url
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -90,7 +90,8 @@ class Client:
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         headers = bearer(api_key)
-        base = url if "://" in url else f"http://{url}"
+        base = service_url(url)
+        self._address = hide_password(base)
         self._connect = partial(
             httpx.Client, base_url=base, headers=headers, timeout=timeout_s, mounts=NO_PROXY
         )
@@ -99,9 +100,11 @@ class Client:
         except (httpx.InvalidURL, ImportError, ValueError) as error:
             # Proxies raise all of them: one of SOCKS the second, where the package for it lacks.
             raise Unreachable(
-                f"expected the address of a service, got {url} (or those of proxies in the "
-                f"environment, such as ALL_PROXY and NO_PROXY): {error}"
+                f"expected the address of a service, got {hide_password(url)} (or those of "
+                f"proxies in the environment, such as ALL_PROXY and NO_PROXY): {error}"
             ) from error
+        if not self._http.base_url.host:
+            raise Unreachable(f"expected the address of a service, got {self._address}")
 
     def __enter__(self) -> "Client":
         return self
@@ -316,7 +319,7 @@ class Client:
             # of a host that cannot be one.
             why = str(error) or type(error).__name__
             raise Unreachable(
-                f"expected a service at {self._http.base_url}, got no answer: {why}"
+                f"expected a service at {self._address}, got no answer: {why}"
             ) from error
 
     def _parse(self, kind: type[Answer], response: httpx.Response) -> Answer:
@@ -333,11 +336,11 @@ class Client:
     def _stranger(self, response: httpx.Response) -> LandmarkdError:
         if response.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:  # For good, unlike others.
             return TooLarge(
-                f"expected a proxy at {self._http.base_url} that lets requests of this size pass, "
+                f"expected a proxy at {self._address} that lets requests of this size pass, "
                 "got HTTP status 413"
             )
         return Unreachable(
-            f"expected a service at {self._http.base_url}, got HTTP status "
+            f"expected a service at {self._address}, got HTTP status "
             f"{response.status_code} with a body that is not landmarkd's"
         )
 

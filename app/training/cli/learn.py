@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
-from app.settings import API_KEY, NO_PROXY, bearer
+from app.settings import API_KEY, NO_PROXY, bearer, hide_password, service_url
 from app.training.cli.arguments import FOLDER, Device, finite, make_console, require_extra
 from app.training.cli.train import INTERRUPTED, SAVED
 
@@ -80,7 +80,9 @@ def learn(
 
     console = make_console()
     if url is not None and not bearer(os.environ.get(API_KEY)):
-        raise BadParameter(f"--url: expected the admin key of {url} in {API_KEY}, found none")
+        raise BadParameter(
+            f"--url: expected the admin key of {hide_password(url)} in {API_KEY}, found none"
+        )
     if back:
         now, before = put_back(model)
         console.print(f"version {before} is in place again, {now} is not", highlight=False)
@@ -155,14 +157,15 @@ def _reload(url: str | None, model: Path, console: Console) -> None:
     import httpx
 
     headers = bearer(os.environ.get(API_KEY))
-    path = f"{url.rstrip('/')}/v1/models/{model.resolve().name}/reload"
+    address = hide_password(url)
+    path = f"{service_url(url).rstrip('/')}/v1/models/{model.resolve().name}/reload"
     try:
         with httpx.Client(headers=headers, timeout=RELOAD_S, mounts=NO_PROXY) as client:
             response = client.post(path)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        raise BadParameter(f"--url: expected a service at {url}, got: {error}") from None
+        raise BadParameter(f"--url: expected a service at {address}, got: {error}") from None
     if response.status_code != httpx.codes.OK:
         raise BadParameter(
-            f"--url: expected {url} to load the version in place, got: {response.text}"
+            f"--url: expected {address} to load the version in place, got: {response.text}"
         )
-    console.print(f"{url} has loaded it", highlight=False)
+    console.print(f"{address} has loaded it", highlight=False)

@@ -52,6 +52,12 @@ def test_a_seed_that_is_none_is_a_clear_message(
     [
         ("serve --host ü.. --port 0", "expected a free address, but ü..:0 cannot be used ("),
         ("detect {scan} --url http://a..b", "expected a service at http://a..b, got no answer: "),
+        ("detect {scan} --url anna:secret@a..b", "a service at http://a..b, got no answer: "),
+        ("detect {scan} --url anna:secret@b:c", "the address of a service, got b:c (or those of"),
+        (
+            "detect {scan} --url=",
+            "expected the address of a service, got http://\n",
+        ),
     ],
 )
 def test_an_address_that_no_host_can_have_is_a_clear_message(
@@ -67,7 +73,9 @@ def test_an_address_that_no_host_can_have_is_a_clear_message(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 1
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert "secret" not in said
 
 
 def test_names_are_listed_in_an_encoding_that_lacks_their_letters(

@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from app.cli.main import app
-from app.errors import StartupError
+from app.errors import BadParameter, StartupError
+from app.training import versions
 from app.training.cli.arguments import REQUIRED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,6 +62,18 @@ def test_the_extra_alone_installs_what_the_commands_ask_for() -> None:
     extra = {Requirement(line).name for line in project["optional-dependencies"]["train"]}
     assert extra == set(REQUIRED)
     assert extra.isdisjoint(Requirement(line).name for line in project["dependencies"])
+
+
+def test_a_service_is_asked_to_reload_at_an_address_without_a_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All was learned by then, and ``landmarkd detect`` takes the same address."""
+    monkeypatch.setattr(versions, "put_back", lambda _: ("1.1.1", "1.1.0"))
+    monkeypatch.setenv("LANDMARKD_API_KEY", "key")
+    refused = r"--url: expected a service at 127\.0\.0\.1:1, got: .*refused"
+    words = ["learn", str(tmp_path), "--back", "--url", "anna:secret@127.0.0.1:1"]
+    with pytest.raises(BadParameter, match=refused):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 def test_the_service_and_detection_run_without_the_extra(tmp_path: Path) -> None:
