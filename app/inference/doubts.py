@@ -16,7 +16,7 @@ from app.geometry import Points, distance_inside, spacing_of, transform
 from app.inference.refinement import any_detected, find_agreeing, find_pose, with_low_confidence
 from app.io import Volume
 from app.model import LoadedModel, Shape, ShapeSpec
-from app.preprocessing import crop
+from app.preprocessing import crop, find_blank
 from app.shapes import measure_stretch, measure_twist
 from app.voting import Landmark, Point, positions_of
 
@@ -133,7 +133,7 @@ def doubt_extent(volume: Volume, spec: ShapeSpec) -> tuple[str, ...]:
     """
     if spec.min_extent_mm is None:
         return ()
-    shown, _ = crop(volume.voxels, volume.voxels[0, 0, 0])
+    shown, _ = crop(volume.voxels, find_blank(volume.voxels))
     extent_mm = float((spacing_of(volume.affine) * shown.shape).min())
     if extent_mm >= spec.min_extent_mm:
         return ()

@@ -120,7 +120,7 @@ def orient(array: np.ndarray, affine: Affine, orientation: str) -> tuple[np.ndar
     return apply_orientation(array, turn), inv_ornt_aff(turn, array.shape)
 
 
-def crop(array: np.ndarray, blank: float | np.generic) -> tuple[np.ndarray, Affine]:
+def crop(array: np.ndarray, blank: float) -> tuple[np.ndarray, Affine]:
     """View the smallest box of an array that holds all that is not blank; nothing is copied.
 
     Returns:
@@ -138,18 +138,30 @@ def crop(array: np.ndarray, blank: float | np.generic) -> tuple[np.ndarray, Affi
     return box, translation(before)
 
 
+def find_blank(array: np.ndarray) -> float:
+    """Find the value of the blank field around a scan, however its axes are flipped.
+
+    Returns:
+        Of the values that fill an outermost plane, the one that ``crop`` leaves least with; that of
+        the first voxel, which crops nothing, if there are none.
+    """
+    values = {float(face[0, 0]) for face in _faces(array) if (face == face[0, 0]).all()}
+    values = values or {float(array[0, 0, 0])}
+    return min(values, key=lambda value: (crop(array, value)[0].size, value))
+
+
 def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
     """View a scan without the blank field around it, if that is no part of it; nothing is copied.
 
-    The field is what surrounds all that differs from the first voxel. It is no part of a scan that
-    has less than ``MIN_SHOWN`` of all voxels, or none as dark as the field, as CT that was padded
-    with -3000, or mostly darker ones next to it, as the air of CT that was padded with 0.
+    The field, on whichever sides, is no part of a scan that has less than ``MIN_SHOWN`` of all
+    voxels, or none as dark as the field, as CT that was padded with -3000, or mostly darker ones
+    next to it, as the air of CT that was padded with 0.
 
     Returns:
         The view, all of the array if the field is a part of it; and the affine that maps its
         indices to those of the array.
     """
-    blank = array[0, 0, 0]
+    blank = find_blank(array)
     box, array_from_box = crop(array, blank)
     is_large = box.size >= MIN_SHOWN * array.size
     if is_large and (box.size == array.size or box.min() <= blank <= _border_median(box)):
@@ -159,11 +171,15 @@ def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
 
 def _border_median(box: np.ndarray) -> float:
     """Compute the median of the voxels on all faces of a box."""
-    faces = [np.moveaxis(box, axis, 0)[[0, -1]].ravel() for axis in range(3)]
-    return float(np.median(np.concatenate(faces)))
+    return float(np.median(np.concatenate([face.ravel() for face in _faces(box)])))
 
 
-def _count_blank(planes: np.ndarray, blank: float | np.generic) -> int:
+def _faces(array: np.ndarray) -> list[np.ndarray]:
+    """View the outermost planes of an array."""
+    return [np.moveaxis(array, axis, 0)[end] for axis in range(3) for end in (0, -1)]
+
+
+def _count_blank(planes: np.ndarray, blank: float) -> int:
     """Count the planes that hold one value alone, from the first one on."""
     counts = (count for count, plane in enumerate(planes) if (plane != blank).any())
     return next(counts, len(planes))
