@@ -45,6 +45,7 @@ from app.preprocessing import (
     make_grid,
     plan_tiles,
     reorient_grid,
+    trim,
     turn_upside_down,
 )
 from app.voting import Landmark
@@ -184,7 +185,7 @@ class Detector:
         Raises:
             TooLarge, InsufficientMemory: As ``prepare``.
         """
-        refiner, trim = self._refiner, self.model.manifest.input.trim
+        refiner, shown = self._refiner, self._shown(volume)
         state = self.prepare(volume)
         own_grid = state.grid if self._may_turn(state.grid) else None
         doubts: tuple[str, ...] = ()
@@ -206,7 +207,7 @@ class Detector:
             for _ in range(MAX_REFINE_PASSES):
                 if pose is None:
                     break
-                resample = partial(refiner.resample, volume, pose, state.grid.window, trim)
+                resample = partial(refiner.resample, volume, pose, state.grid.window, shown)
                 state = _next_pass(state, refiner.model, resample)
                 yield state
                 with state.locating():
@@ -221,9 +222,13 @@ class Detector:
             if own_grid is None or view == MAX_EXTRA_VIEWS or not has_enough_votes(landmarks):
                 break
             state = self._reorient(state, own_grid, view)
-        landmarks, remarks = check_plausibility(landmarks, first, volume, doubts, self.model)
-        landmarks, scatter = settle_regions(landmarks, volume, state.model.manifest)
+        landmarks, remarks = check_plausibility(landmarks, first, shown, doubts, self.model)
+        landmarks, scatter = settle_regions(landmarks, shown, state.model.manifest)
         yield Located(landmarks, (*remarks, *scatter), state, stages, votes or self._keep(state))
+
+    def _shown(self, volume: Volume) -> Volume:
+        """View what the model is to see of a scan, which ends there."""
+        return trim(volume) if self.model.manifest.input.trim else volume
 
     def _may_turn(self, grid: Grid) -> bool:
         """Say whether the first-stage network may see a scan in other orientations."""

@@ -52,12 +52,12 @@ class Refiner:
         volume: Volume,
         pose: Pose,
         window: tuple[float, float] | None,
-        without_padding: bool,
+        shown: Volume,
     ) -> Grid:
         """Resample a scan into a pose, for the network; see ``make_posed_grid``."""
         spec, device = self.model.manifest.input, self.model.network.device
         window = window or (0.0, 1.0)
-        return make_posed_grid(volume, pose, spec, window, device, without_padding=without_padding)
+        return make_posed_grid(volume, pose, spec, window, device, shown)
 
     def improve_pose(self, refined: Sequence[Landmark], pose: Pose) -> Pose | None:
         """Estimate the pose again, from what the second stage itself has found in this pose.

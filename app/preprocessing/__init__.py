@@ -10,7 +10,7 @@ splines     one spacing to another, as nnU-Net does it
 tiling      Grid -> tiles, and how much each of their voxels counts
 """
 
-from app.preprocessing.grid import Grid, crop, find_blank, grid_shape, make_grid
+from app.preprocessing.grid import Grid, ScanExtent, crop, find_blank, grid_shape, make_grid, trim
 from app.preprocessing.intensity import find_window, normalise_, width_of
 from app.preprocessing.posed_grid import (
     Pose,
@@ -34,9 +34,9 @@ from app.preprocessing.tiling import (
 )
 
 __all__ = [
-    "Grid", "Pose", "Profiles", "TilePlan",
+    "Grid", "Pose", "Profiles", "ScanExtent", "TilePlan",
     "count_tiles", "crop", "extract_tile", "find_blank", "find_window", "grid_shape",
     "index_grid", "load_profiles", "make_grid", "make_posed_grid", "normalise_", "plan_tiles",
     "reorient_grid", "resample", "sample_at", "smooth", "smooth_for", "tile_weights",
-    "turn_upside_down", "width_of", "within_grid",
+    "trim", "turn_upside_down", "width_of", "within_grid",
 ]  # fmt: skip

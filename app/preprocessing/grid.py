@@ -12,15 +12,16 @@ For nnU-Net, a volume is prepared as nnU-Net does it: cropped to what is not zer
 only then resampled, by splines.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float64
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, ornt_transform
 
 from app.compute import Voxels, upload
-from app.geometry import Affine, assign_axes, spacing_of, translation
+from app.geometry import Affine, assign_axes, is_inside, spacing_of, transform, translation
 from app.io import Volume
 from app.model import InputSpec
 from app.preprocessing.intensity import find_window, normalise_
@@ -34,6 +35,27 @@ those of 9 skulls, and with 6 %, none."""
 
 
 @dataclass(frozen=True, slots=True)
+class ScanExtent:
+    """Where a scan lies in a grid that reaches past it.
+
+    Attributes:
+        from_grid: Grid voxel index -> index of the scan, which ends where its padding begins.
+        shape: Shape of the scan.
+    """
+
+    from_grid: Affine
+    shape: tuple[int, ...]
+
+    def contains(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
+        """Test which points lie in the scan, up to the faces of its outermost voxels.
+
+        Args:
+            points: In grid voxels; NaN lies nowhere.
+        """
+        return is_inside(transform(self.from_grid, points), self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """A scan as a network takes it.
 
@@ -43,7 +65,7 @@ class Grid:
         to_world: Grid voxel index -> mm, RAS.
         spacing_mm: Spacing of the grid along its own axes.
         window: Voxel values of the scan that became 0 and 1; None if the model's rule has none.
-        scan: Shape of the uploaded array if the grid reaches past it; None if it does not.
+        scan: Where the scan lies, if the grid reaches past it; None: the grid ends where it does.
     """
 
     voxels: Voxels
@@ -51,7 +73,7 @@ class Grid:
     to_world: Affine
     spacing_mm: tuple[float, float, float]
     window: tuple[float, float] | None = None
-    scan: tuple[int, ...] | None = None
+    scan: ScanExtent | None = None
 
 
 def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
@@ -65,7 +87,7 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
     step = np.asarray(spec.spacing_mm) / spacing
     as_nnunet = spec.tile_layout == "nnunet"
     if spec.trim:
-        voxels, axes_from_shown = trim(voxels)
+        voxels, axes_from_shown = _trim(voxels)
         volume_from_axes = volume_from_axes @ axes_from_shown
     if as_nnunet:
         voxels, axes_from_box = crop(voxels, 0)
@@ -150,17 +172,19 @@ def find_blank(array: np.ndarray) -> float:
     return min(values, key=lambda value: (crop(array, value)[0].size, value))
 
 
-def trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
+def trim(volume: Volume) -> Volume:
     """View a scan without the blank field around it, if that is no part of it; nothing is copied.
 
     The field, on whichever sides, is no part of a scan that has less than ``MIN_SHOWN`` of all
     voxels, or none as dark as the field, as CT that was padded with -3000, or mostly darker ones
     next to it, as the air of CT that was padded with 0.
-
-    Returns:
-        The view, all of the array if the field is a part of it; and the affine that maps its
-        indices to those of the array.
     """
+    voxels, volume_from_shown = _trim(volume.voxels)
+    return replace(volume, voxels=voxels, affine=volume.affine @ volume_from_shown)
+
+
+def _trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
+    """View what ``trim`` leaves of voxels, and map its indices to theirs."""
     blank = find_blank(array)
     box, array_from_box = crop(array, blank)
     is_large = box.size >= MIN_SHOWN * array.size

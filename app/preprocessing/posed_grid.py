@@ -24,7 +24,7 @@ from app.compute import HOST, upload_numbers
 from app.geometry import Affine, corners, scaling, spacing_of, transform, translation
 from app.io import Volume
 from app.model import WHOLE, InputSpec
-from app.preprocessing.grid import Grid, trim
+from app.preprocessing.grid import Grid, ScanExtent
 from app.preprocessing.resampling import KERNEL_RADIUS_SIGMAS
 from app.preprocessing.sampling import sample_at
 from app.preprocessing.smoothing import smooth_for
@@ -59,8 +59,7 @@ def make_posed_grid(
     spec: InputSpec,
     window: tuple[float, float],
     device: torch.device,
-    *,
-    without_padding: bool = False,
+    shown: Volume | None = None,
 ) -> Grid:
     """Resample a scan onto the grid of the second-stage network.
 
@@ -70,7 +69,7 @@ def make_posed_grid(
         spec: Spacing and tile of the second-stage network; the tile is the grid.
         window: Voxel values that map to 0 and 1: those of the first-stage network's grid.
         device: Of the grid.
-        without_padding: Whether the blank field around a scan, if it is no part of it, is outside.
+        shown: What ``trim`` leaves of the scan, if the model is to see it without its padding.
 
     Returns:
         The grid; its spacing is in mm of the subject. It is 0 outside the scan.
@@ -84,15 +83,16 @@ def make_posed_grid(
     to_world = pose.to_world @ frame_from_grid
     to_volume = np.linalg.inv(volume.affine) @ to_world
     step = spacing_of(to_world) / spacing_of(volume.affine).min()
-    shown, from_shown = trim(volume.voxels) if without_padding else (volume.voxels, np.eye(4))
-    to_shown = np.linalg.inv(from_shown) @ to_volume
-    values, first = _view_needed(shown, to_shown, spec.tile_shape, float(step.max()))
+    shown = shown or volume
+    to_shown = np.linalg.inv(shown.affine) @ to_world
+    values, first = _view_needed(shown.voxels, to_shown, spec.tile_shape, float(step.max()))
     fine = smooth_for(values, pose.scale * max(spec.spacing_mm), volume.affine, device, window)
     voxels = sample_at(
         fine, index_grid(spec.tile_shape, translation((-first).tolist()) @ to_shown, device)
     )
     i, j, k = (pose.scale * mm for mm in spec.spacing_mm)
-    return Grid(voxels, to_volume, to_world, (i, j, k), window, scan=volume.voxels.shape)
+    scan = ScanExtent(to_shown, shown.voxels.shape)
+    return Grid(voxels, to_volume, to_world, (i, j, k), window, scan)
 
 
 def reorient_grid(grid: Grid, view: int) -> Grid:

@@ -231,7 +231,7 @@ def voters_around(
     to_scan, shape = np.eye(4), np.empty(0)
     if readout.scan is not None:
         to_grid = translation([(stride - 1) / 2] * 3) @ scaling([stride] * 3)
-        to_scan, shape = readout.scan.to_volume @ to_grid, np.array(readout.scan.shape, np.float64)
+        to_scan, shape = readout.scan.from_grid @ to_grid, np.array(readout.scan.shape, np.float64)
     counts = cpu_modes.count_voters(centres, size, pitch, readout.radius_mm, to_scan, shape)
     outside = np.isfinite(flat).all(1) & ~readout.contains(flat)
     octant = math.pi / 6 * readout.radius_mm**3 / math.prod(pitch)

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.errors import BadParameter
-from app.geometry import Affine, is_inside, transform
+from app.geometry import Affine, is_inside
 from app.model import Manifest
-from app.preprocessing import Grid
+from app.preprocessing import Grid, ScanExtent
 
 REACH: Final = 0.6
 """Share of the voting radius within which votes count for a mode: the measured optimum."""
@@ -21,27 +21,6 @@ ROUNDING: Final = 1e-9
 
 HEATMAP_REACH: Final = 1.25
 """Of the radius, as networks' heatmaps are often wider than those that they were trained with."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScanExtent:
-    """Where the scan lies in a grid that reaches past it.
-
-    Attributes:
-        to_volume: Grid voxel index -> index of the uploaded array.
-        shape: Shape of the uploaded array.
-    """
-
-    to_volume: Affine
-    shape: tuple[int, ...]
-
-    def contains(self, points: Float64[np.ndarray, "*n 3"]) -> Bool[np.ndarray, "*n"]:
-        """Test which points lie in the scan, up to the faces of its outermost voxels.
-
-        Args:
-            points: In grid voxels; NaN lies nowhere.
-        """
-        return is_inside(transform(self.to_volume, points), self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +162,7 @@ def make_readout(grid: Grid, manifest: Manifest) -> Readout:
         spacing_mm=grid.spacing_mm,
         radius_mm=radius_mm,
         stride=network.output_stride,
-        scan=None if grid.scan is None else ScanExtent(grid.to_volume, grid.scan),
+        scan=grid.scan,
         heatmap_threshold=voting.threshold if network.output == "heatmaps" else None,
         votes_each=network.votes_each,
         round_in_voxels=voting.round_in == "voxels",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from app.compute.transfer import READY, ReadyEvent
+from app.geometry import distance_inside, translation
 from app.inference import scan_state
 from app.inference.detector import MAX_EXTRA_VIEWS, Detector, Located
 from app.inference.forward import collect, launch
@@ -184,3 +185,35 @@ def test_what_other_orientations_show_is_not_said_of_an_answer_in_the_scans_own(
     assert sum(one.ras_mm is not None for one in located.landmarks) == 1
     (remark,) = located.remarks
     assert remark.startswith("No landmark is detected.")
+
+
+def test_a_scan_ends_where_its_padding_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of half a skull that was padded far, what lies in the padding was no more out of the field.
+
+    So too few of the landmarks that it should show agreed, and those near to its end had regions.
+    """
+    detector = Detector(load_checked(SKULLS, torch.device("cpu")))
+    assert detector.model.shape is not None
+    points = detector.model.shape.mean - detector.model.shape.mean.min(axis=0)
+    passes: list[ScanState] = []
+
+    def locate_all(state: ScanState) -> tuple[Landmark, ...]:
+        passes.append(state)
+        return tuple(
+            replace(one, status="detected", ras_mm=at, ijk=at, confidence=0.9, region95_mm=1.0)
+            for one, at in zip(locate(state), points, strict=True)
+        )
+
+    locate = ScanState.locate
+    monkeypatch.setattr(ScanState, "locate", locate_all)
+    shape = (16, 28, 18)
+    noise = np.random.default_rng(0).uniform(1.0, 2.0, shape).astype(np.float32)
+    padded = Volume(np.pad(noise, 20), translation((-20.0, -20.0, -20.0)))
+    located, _ = detector.locate(padded)
+    assert len(passes) == 2
+    assert passes[1].grid.scan is not None
+    assert passes[1].grid.scan.shape == shape
+    margin_mm = passes[1].model.manifest.voting.region_margin_mm
+    near = distance_inside(points, np.eye(4), shape) < margin_mm
+    assert [one.region95_mm is None for one in located.landmarks] == near.tolist()
+    assert 0 < near.sum() < len(near)

@@ -10,7 +10,7 @@ from scipy.spatial.transform import Rotation
 from app.geometry import Affine, Points, transform, translation
 from app.io.volume import Volume
 from app.model.sections import InputSpec, IntensitySpec
-from app.preprocessing.grid import Grid
+from app.preprocessing.grid import Grid, trim
 from app.preprocessing.posed_grid import (
     VIEWS,
     Pose,
@@ -21,7 +21,12 @@ from app.preprocessing.posed_grid import (
 from app.preprocessing.resampling import resample
 from app.preprocessing.sampling import sample_at
 from app.preprocessing.smoothing import smooth_for
-from tests.unit.preprocessing.test_grid import oblique_affine
+from tests.unit.preprocessing.test_grid import (
+    make_volume,
+    oblique_affine,
+    padded,
+    with_zeros,
+)
 
 SPEC = InputSpec(
     orientation="RAS",
@@ -97,6 +102,23 @@ def test_only_the_part_of_a_scan_that_is_seen_is_read_and_that_changes_nothing()
     far = Pose(pose.to_world + np.pad([[1e4]] * 3, ((0, 1), (3, 0))), pose.scale)
     seen = make_posed_grid(Volume(voxels, affine), far, SPEC, (0.0, 1.0), CPU)
     assert not seen.voxels.any()
+
+
+def test_a_scan_ends_where_its_padding_begins() -> None:
+    volume = make_volume(with_zeros((22, 17, 19)), oblique_affine(5))
+    wide = padded(volume, ((20, 14), (9, 17), (12, 12)), 0.0)
+    pose = Pose(volume.affine @ translation((20.0, 8.0, 9.0)), 1.0)
+    plain = make_posed_grid(volume, pose, SPEC, (0.0, 200.0), CPU)
+    grid = make_posed_grid(wide, pose, SPEC, (0.0, 200.0), CPU, trim(wide))
+    assert torch.equal(grid.voxels, plain.voxels)
+    assert grid.scan is not None
+    assert plain.scan is not None
+    index = indices(grid.voxels.shape)
+    in_volume = transform(plain.to_volume, index)
+    np.testing.assert_allclose(transform(grid.to_volume, index), in_volume + np.array([20, 9, 12]))
+    inside = grid.scan.contains(index)
+    np.testing.assert_array_equal(inside, plain.scan.contains(index))
+    assert 0 < inside.sum() < inside.size
 
 
 @pytest.mark.parametrize("window", [None, (0.0, 1.0)])

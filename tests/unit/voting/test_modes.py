@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from app.geometry import scaling, translation
+from app.preprocessing.grid import ScanExtent
 from app.voting.heatmaps import aggregate
 from app.voting.modes import Modes, find_modes, voters_around
-from app.voting.readout import Readout, ScanExtent
+from app.voting.readout import Readout
 from app.voting.reference import Placement
 from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support import oracle

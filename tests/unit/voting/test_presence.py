@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from app.geometry import translation
+from app.preprocessing.grid import ScanExtent
 from app.voting.landmarks import locate
-from app.voting.readout import GridFrame, ScanExtent, make_readout
+from app.voting.readout import GridFrame, make_readout
 from tests.support.synthetic import (
     SCAN_RADIUS,
     SCAN_SHAPE,

@@ -9,7 +9,8 @@ import pytest
 
 from app.errors import BadParameter
 from app.geometry import translation
-from app.voting.readout import GridFrame, Readout, ScanExtent
+from app.preprocessing.grid import ScanExtent
+from app.voting.readout import GridFrame, Readout
 
 SHAPE = (9, 14, 21)
 SPACING = (0.5, 0.75, 1.25)
