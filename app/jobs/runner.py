@@ -136,7 +136,8 @@ class JobRunner:
             self._engine.registry.get(job.model)
         except UnknownModel as error:
             return str(error)
-        aside = (reason for claim, reason in self._aside.items() if claim.job == job.id)
+        kept = list(self._aside.items())  # Threads of a pool ask while it changes.
+        aside = (reason for claim, reason in kept if claim.job == job.id)
         refused = self._refused or next(aside, None)
         return f"{refused}; it is tried again" if refused else None
 
