@@ -54,8 +54,8 @@ UNITS = {
     "mm": ("mm", 1.0), "voxel": ("voxel", 1.0), "grid voxel": ("voxel", 1.0), "%": ("%", 1.0),
 }  # fmt: skip
 HUGE_OF_EIGHT = "8 clients, p50 of huge scans"
-ROUNDING = 0.05
-"""Two digits are right to within 5 %."""
+ROUNDING = 0.501
+"""Of the last digit; a little more than a half, as floats are not decimal."""
 
 
 def documented(path: Path) -> str:
@@ -265,8 +265,7 @@ def test_figures_of_the_benchmarks_are_those_measured(name: str, what: str, figu
     assert found
     for digits, unit in found:
         kind, factor = UNITS.get(unit, (unit, 1.0))
-        value = factor * float(digits)
-        near = [each for each in known if each[0] == kind and _is_near(value, each[1])]
+        near = [one for of, one in known if of == kind and _is_rounded(digits, one / factor)]
         assert near, f"{what}: {digits} {unit} is not in {name}.csv"
 
 
@@ -286,8 +285,9 @@ def test_ranges_of_what_is_not_met_are_those_measured() -> None:
     assert f"huge scans take {min(slowest):.1f} to {max(slowest):.1f} times as long" in text
 
 
-def _is_near(printed: float, figure: float) -> bool:
-    return abs(printed - abs(figure)) <= ROUNDING * printed
+def _is_rounded(digits: str, figure: float) -> bool:
+    decimals = len(digits.partition(".")[2])
+    return abs(float(digits) - abs(figure)) <= ROUNDING * 10.0**-decimals
 
 
 def test_readme_has_the_measured_errors_of_the_models() -> None:
