@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from errno import EINVAL
 from pathlib import Path, PurePosixPath
 from shutil import copyfileobj
 from tempfile import TemporaryDirectory
@@ -55,6 +56,9 @@ def open_bundle(bundle: Path) -> Iterator[Path]:
         except (
             BadZipFile, RuntimeError, EOFError, ValueError, OSError, OverflowError, zlib.error,
         ) as error:  # fmt: skip
+            # Of its files, one that begins before it is a wrong argument; all else is the disk.
+            if isinstance(error, OSError) and error.errno != EINVAL:
+                raise
             raise ModelRefused(
                 f"{bundle.name}: expected a folder, or a ZIP archive of one, with {METADATA}, "
                 f"got {error!s:.200}"

@@ -8,6 +8,7 @@ has no dates: the same folder makes the same bytes everywhere, and no file holds
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from posixpath import dirname
 from shutil import copyfileobj
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -168,8 +169,9 @@ def _list_files(archive: ZipFile, file: Path) -> tuple[str, set[str]]:
     names = {entry.filename for entry in entries}
     if not 1 < len(entries) <= MAX_FILES or len(names) < len(entries):
         raise BadZipFile(f"{len(entries)} files")
+    folders = set(map(dirname, names))
     for name in names:
-        if not PLACE.fullmatch(name):
+        if name in folders or not PLACE.fullmatch(name):
             raise BadZipFile(f"a file {name!r:.100}")
     top, *others = {name.partition("/")[0] for name in names}
     if others:

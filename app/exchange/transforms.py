@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard
 
@@ -146,8 +147,10 @@ def _numbers(given: Json, names: str) -> list[float] | None:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Say whether a value is a number, which True is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Say whether a value is a number that a float can be, which True is not, nor infinity."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def _orientation(given: Json) -> str | None:

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import resource
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -182,6 +183,17 @@ def test_hostile_archives_are_refused(bundle: Path, others: dict[str, bytes], me
     file = pack(bundle, bundle.with_suffix(".zip"), others)
     refused(file, message)
     assert set(bundle.parent.rglob("*")) == before | {file}
+
+
+def test_a_full_disk_is_not_taken_for_a_damaged_archive(bundle: Path, tmp_path: Path) -> None:
+    file = pack(bundle, bundle.with_suffix(".zip"), {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # It stands for a full disk.
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            import_monai(file, tmp_path / "model", given=[RADIUS_MM])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"no archive"])

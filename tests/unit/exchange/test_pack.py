@@ -179,6 +179,12 @@ def hash_elsewhere(files: dict[str, bytes]) -> None:
     files[f"{TOP}/SHA256SUMS"] += digest + b"  ../evil\n"
 
 
+def make_a_folder_of_a_file(files: dict[str, bytes]) -> None:
+    """The system's words for it were all that was said."""
+    files[f"{TOP}/README.md/x"] = b""
+    files[f"{TOP}/SHA256SUMS"] += f"{hashlib.sha256().hexdigest()}  README.md/x\n".encode()
+
+
 def add_many(files: dict[str, bytes]) -> None:
     files |= {f"{TOP}/file{number}": b"" for number in range(70)}
 
@@ -187,7 +193,8 @@ def add_many(files: dict[str, bytes]) -> None:
     "change",
     [
         damage, leave_out, leave_out_hashes, add_without_a_hash, promise_nothing, escape,
-        escape_deeper, write_elsewhere, bring_another, hash_elsewhere, add_many,
+        escape_deeper, write_elsewhere, bring_another, hash_elsewhere,
+        make_a_folder_of_a_file, add_many,
     ],
 )  # fmt: skip
 def test_archive_of_anything_else_leaves_nothing(

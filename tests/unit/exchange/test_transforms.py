@@ -49,6 +49,7 @@ def test_intensities_are_those_that_monai_computes(step: dict[str, Any]) -> None
         ([{"_target_": "Orientationd", "as_closest_canonical": True}], "input.orientation"),
         ([{"_target_": "Spacingd", "pixdim": "$[1, 1, 1]"}], "input.spacing_mm"),
         ([{"_target_": "Spacingd", "pixdim": [1.0, 1.0, 2.0]}], "input.spacing_mm"),
+        ([{"_target_": "Spacingd", "pixdim": [10**400] * 3}], "input.spacing_mm"),
         ([{"_target_": "Spacingd", "pixdim": [1, 1, 1], "diagonal": True}], "input.spacing_mm"),
         ([{"_target_": "ScaleIntensityd"}, {"_target_": "NormalizeIntensityd"}], "input.intensity"),
         ([{"_target_": "ScaleIntensityRanged", "a_min": "$1", "a_max": 3}], "input.intensity"),
