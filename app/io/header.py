@@ -12,8 +12,8 @@ from app.errors import BadGeometry, BrokenVolume
 from app.geometry import Affine, spacing_of
 from app.io.gzip_stream import FileStream
 
-MIN_SPACING_MM: Final = 1e-5
-"""10 nm: finer than nano-CT."""
+MIN_SPACING_MM: Final = 9.99e-6
+"""10 nm, of which float32 makes a little less: finer than nano-CT."""
 
 MAX_SPACING_MM: Final = 1e3
 """1 m: coarser than any scanner."""

@@ -19,6 +19,9 @@ from app.shapes.cohort import Cohort
 NTS_MISSING: Final = -9999
 """No scan reaches ten metres."""
 
+DECIMALS: Final = 9
+"""Of mm: a voxel may be as small as 10 nm."""
+
 NOT_IN_LABELS: Final = re.compile(r"[^\w.+-]+")
 """Spaces end a label, and quotation marks a file."""
 
@@ -97,4 +100,4 @@ def _row(numbers: Iterable[float]) -> str:
 
 
 def _number(value: float) -> str:
-    return "NA" if np.isnan(value) else f"{value:.6f}"
+    return "NA" if np.isnan(value) else f"{value:.{DECIMALS}f}"

@@ -25,6 +25,9 @@ WIDTHS: Final = (16.0, 4.0)
 """Squared scale of the weight, in median squared residuals, in the first and the last round. Much
 narrower, and a fit locks onto the few landmarks that it happens to match."""
 
+NO_WIDTH: Final = 1e-30
+"""Added to it, mm², so that no division is by zero: less than matters in the smallest cell."""
+
 MEDIAN_ROUNDS: Final = 4
 
 MAX_SIGMAS: Final = 5.0
@@ -130,7 +133,7 @@ def fit_to(sets: PointSets, shape: Points) -> tuple[Similarity, Bool[np.ndarray,
         square = ((fits.apply(source) - target) ** 2).sum(axis=2)
         median = np.nanmedian(np.where(known | ~usable[:, None], square, np.nan), axis=1)
         # Wide at first, as one distant landmark turns the whole first fit.
-        width = WIDTHS[1] ** share * WIDTHS[0] ** (1 - share) * median + 1e-12
+        width = WIDTHS[1] ** share * WIDTHS[0] ** (1 - share) * median + NO_WIDTH
         robust = weight / (1 + square / width[:, None]) ** 2
         fits = fit_similarity(source, np.broadcast_to(target, source.shape), robust)
     return fits, usable

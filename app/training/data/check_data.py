@@ -113,7 +113,8 @@ def _check_duplicates(specimens: Sequence[SpecimenSummary]) -> list[Issue]:
     by_points: dict[bytes, list[SpecimenSummary]] = defaultdict(list)
     for specimen in specimens:
         by_voxels[specimen.digest].append(specimen)
-        by_points[np.round(specimen.positions, 4).tobytes()].append(specimen)
+        positions = np.round(specimen.positions, specimen.decimals + 1)
+        by_points[positions.tobytes()].append(specimen)
     issues = []
     for group in by_voxels.values():
         if len(group) > 1:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 
 from app.durable import replacing
 from app.errors import BadParameter, StartupError
-from app.geometry import spacing_of
 from app.training.data.issues import shorten
 from app.training.data.split import check_train_only, subject_of
 from app.training.data.summary import SpecimenSummary
@@ -115,7 +113,7 @@ def content_digests(specimens: Sequence[SpecimenSummary]) -> dict[str, str]:
     """Hash each scan with its landmarks, to detect later whether anything has changed."""
     digests = {}
     for specimen in specimens:
-        decimals = _decimals_of(specimen)
+        decimals = specimen.decimals
         positions = dict.fromkeys(specimen.absent) | {
             name: np.round(point, decimals).tolist() for name, point in specimen.points.items()
         }
@@ -123,15 +121,6 @@ def content_digests(specimens: Sequence[SpecimenSummary]) -> dict[str, str]:
         content = [specimen.digest, affine, sorted(positions.items())]
         digests[specimen.name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return digests
-
-
-def _decimals_of(specimen: SpecimenSummary) -> int:
-    """Return with how many decimals positions are hashed: in mm, as many as tell tenths of voxels.
-
-    Three where voxels are a micrometre or larger, as there are records with these.
-    """
-    finest = float(spacing_of(specimen.affine).min())
-    return 3 if finest >= 1e-3 else 1 - math.floor(math.log10(finest))
 
 
 def save_folds(model: Path, folds: Folds) -> None:

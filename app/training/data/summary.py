@@ -1,6 +1,7 @@
 """Scan + landmark file -> SpecimenSummary: what is known of a specimen without its voxels."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -48,6 +49,15 @@ class SpecimenSummary:
     def extent_mm(self) -> np.ndarray:
         """Edges of the scan, in mm."""
         return np.asarray(self.shape * spacing_of(self.affine))
+
+    @property
+    def decimals(self) -> int:
+        """With how many decimals positions in mm are compared: as many as tell tenths of voxels.
+
+        Three where voxels are a micrometre or larger, as there are records with these.
+        """
+        finest = float(spacing_of(self.affine).min())
+        return 3 if finest >= 1e-3 else 1 - math.floor(math.log10(finest))
 
     @property
     def positions(self) -> Points:

@@ -141,7 +141,7 @@ def test_doubtful_points_are_counted_and_left_out_if_asked(tmp_path: Path) -> No
         "a,x,detected,1,2,3\na,y,low_confidence,4,5,6\na,z,not_found,,,\n"
     )
     for words, said, row in (
-        ((), "1 points missing, 1 doubtful (--detected-only leaves them out)", "4.000000"),
+        ((), "1 points missing, 1 doubtful (--detected-only leaves them out)", "4.000000000"),
         (("--detected-only",), "2 points missing, 1 of them doubtful", "NA"),
     ):
         path = str(tmp_path / "all.csv")

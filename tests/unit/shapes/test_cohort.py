@@ -255,6 +255,14 @@ def test_other_programs_read_what_was_written_and_what_is_missing(name: str) -> 
     assert not re.search(r"nan", COHORT_FORMATS[name](COHORT))
 
 
+@pytest.mark.parametrize("name", COHORT_FORMATS)
+def test_points_of_a_cell_are_written_to_a_thousandth_of_its_voxels(name: str) -> None:
+    """Of voxels of 10 nm, six decimals of a millimetre tell tenths."""
+    cell = Cohort(SPECIMENS, NAMES, 1e-5 * POINTS)
+    _, points = READERS[name](COHORT_FORMATS[name](cell))
+    assert_allclose(points, cell.points, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["tps", "morphologika", "nts"])
 def test_names_that_would_become_one_are_refused(name: str) -> None:
     alike = Cohort(("a b", "c", "a,b"), NAMES, POINTS)

@@ -69,7 +69,8 @@ save <- function(name, values) {
 }
 lines <- readLines("all.tps")
 save("tps", as.matrix(read.table(text = lines[!grepl("=", lines)])))
-save("nts", matrix(scan("all.nts", skip = 3, na.strings = "-9999.000000"), ncol = 3, byrow = TRUE))
+numbers <- scan("all.nts", skip = 3, na.strings = "-9999.000000000")
+save("nts", matrix(numbers, ncol = 3, byrow = TRUE))
 lines <- readLines("all.morphologika")
 raw <- lines[-(1:which(lines == "[rawpoints]"))]
 save("morphologika", as.matrix(read.table(text = raw[!grepl("'", raw)])))

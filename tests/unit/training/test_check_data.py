@@ -53,12 +53,13 @@ def test_good_data_have_no_issues(data: Path) -> None:
     assert checked.summary() == "6 scans with 6 landmarks: 0 errors, 0 warnings"
 
 
-def test_subjects_of_a_few_micrometres_have_no_issues(data: Path) -> None:
-    """With voxels of 100 nm, whose landmarks lie less than a micrometre apart."""
-    shrink = np.diag([1e-4, 1e-4, 1e-4, 1.0])
+@pytest.mark.parametrize("size", [1e-4, 1e-5])
+def test_subjects_of_a_few_micrometres_have_no_issues(data: Path, size: float) -> None:
+    """With voxels of 100 nm or 10 nm, whose landmarks lie less than a micrometre apart."""
+    shrink = np.diag([size, size, size, 1.0])
     for seed in range(6):
         write_scan(data / "scans" / f"s{seed}.nii.gz", seed, shrink @ make_affine(seed))
-        write_points(data, f"s{seed}", {name: 1e-4 * at for name, at in points_of(seed).items()})
+        write_points(data, f"s{seed}", {name: size * at for name, at in points_of(seed).items()})
     assert check(data).issues == ()
 
 
