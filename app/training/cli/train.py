@@ -1,5 +1,6 @@
 """``landmarkd train`` and ``landmarkd refine``: a model folder from scans and landmark files."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -24,6 +25,9 @@ INTERRUPTED: Final = 130
 SAVED: Final = "all is saved: the same command resumes from here"
 
 FILTERS: Final = "24,48,96,128"
+
+NOWHERE: Final = Path(os.devnull, "model")
+"""A model folder of which there is nothing, wherever the command is run."""
 
 Scans = Annotated[
     Path, typer.Argument(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .zip.", **FOLDER)
@@ -335,7 +339,7 @@ def _folder(output: Path | None, check: bool) -> Path:
     if output is None and not check:
         raise BadParameter("expected -o FOLDER, the model folder to write, or --check")
     if output is None:
-        return Path()
+        return NOWHERE
     from app.model import is_model_name
 
     folder = output.absolute()  # Whose name is the model's: "." has none.

@@ -82,7 +82,7 @@ def check_exportable(
     """Check that what a training would write keeps the contract, before any time is spent on it.
 
     Args:
-        folder: The folder that would be written; where there is none, ``.``, it is not looked into.
+        folder: The folder that would be written.
         recipe: What would be trained.
         names: Landmark names in channel order.
         mean: As for ``write_model_folder``.
@@ -90,12 +90,10 @@ def check_exportable(
     Raises:
         ModelRefused: ``write_model_folder`` would refuse it, with the same text.
     """
-    there = bool(folder.name) and (folder / "model.toml").exists()
-    name = folder.name or "model"
-    document = read_document(folder) if there else _new(name)
+    document = read_document(folder) if (folder / "model.toml").exists() else _new(folder.name)
     hashes = _hashes_in(folder) | {"weights": NO_HASH}
     _update(document, hashes if mean is None else hashes | {"shape": NO_HASH}, recipe, names)
-    parse_manifest(name, tomlkit.dumps(document))
+    parse_manifest(folder.name, tomlkit.dumps(document))
 
 
 def attach_refine(folder: Path) -> Path:

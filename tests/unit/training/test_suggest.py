@@ -1,10 +1,20 @@
 """What the options leave open, chosen from the data."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from app.training.fit.loop import LARGER_FIELDS, draw_shape
 from app.training.fit.suggest import suggest_spacing
 from app.training.recipe import Augmentation, Recipe
+from tests.support.training_data import SMALL, landmarkd, write_specimens
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    data = write_specimens(tmp_path, "one", "two", "three")
+    return data / "scans", data / "landmarks"
 
 
 def test_landmarks_fit_the_image_at_the_suggested_spacing() -> None:
@@ -49,3 +59,14 @@ def test_images_are_no_larger_unless_asked() -> None:
     shapes = {draw_shape(recipe, np.random.default_rng(seed)) for seed in range(100)}
     assert shapes == set(recipe.image_shapes())
     assert recipe.largest_shape == recipe.tile_shape
+
+
+def test_a_check_without_a_folder_takes_no_choices_of_a_training_where_it_is_run(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside a model folder, those of its checkpoint were shown for what the data suggest."""
+    landmarkd("train", *folders, "-o", tmp_path / "mine", *SMALL, "--spacing", 3)
+    monkeypatch.chdir(tmp_path / "mine")
+    output = landmarkd("train", *folders, "--check")
+    assert "as before" not in output
+    assert "│ 3 mm" not in output
