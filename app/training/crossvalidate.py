@@ -96,15 +96,18 @@ def choose_folds(options: Options, checked: CheckedData, is_refine: bool) -> Fol
         BadParameter: There cannot be so many folds; or the first network has others, or none.
         StartupError: The data have changed since the first network's folds.
     """
-    count = options.folds or 0
-    if options.fold is not None and not 1 <= options.fold <= count:
-        raise BadParameter(f"--fold: expected one of 1 to {count}, got {options.fold}")
+    if (count := options.folds) is None:
+        raise BadParameter("--fold: expected --folds beside it, the number of all folds")
     if options.hold_out:
         raise BadParameter("--folds holds out every scan in turn: expected no --validate beside it")
-    if not is_refine:
+    if is_refine:
+        folds = folds_of_first(options, checked, count)
+    else:
         subject, train_only = options.subject, options.train_only
-        return make_folds(checked.specimens, count, options.seed, subject, train_only)
-    return folds_of_first(options, checked, count)
+        folds = make_folds(checked.specimens, count, options.seed, subject, train_only)
+    if options.fold is not None and not 1 <= options.fold <= count:
+        raise BadParameter(f"--fold: expected one of 1 to {count}, got {options.fold}")
+    return folds
 
 
 def folds_of_first(options: Options, checked: CheckedData, count: int) -> Folds:

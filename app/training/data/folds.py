@@ -85,6 +85,8 @@ def make_folds(
     groups: dict[str, list[str]] = {}
     for name, subject in sorted(candidates.items()):
         groups.setdefault(subject, []).append(name)
+    if len(groups) < 2:
+        raise BadParameter(f"--folds: expected scans of 2 subjects or more, got {len(groups)}")
     if not 2 <= count <= len(groups):
         scans = "" if len(groups) == len(candidates) else f" in {len(candidates)} scans"
         raise BadParameter(

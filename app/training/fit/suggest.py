@@ -1,5 +1,6 @@
 """Options + data -> Recipe: what the options leave open is chosen from the data, with reasons."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -262,7 +263,8 @@ def _whole_shape(recipe: Recipe, specimens: Sequence[SpecimenSummary]) -> tuple[
     of a typical one, in no more voxels.
     """
     if not recipe.is_upright:
-        return (WHOLE_EDGE, WHOLE_EDGE, WHOLE_EDGE)
+        edge = -(-WHOLE_EDGE // recipe.divisor) * recipe.divisor
+        return (edge, edge, edge)
     extents = [np.abs(one.affine[:3, :3]) @ np.asarray(one.shape) for one in specimens]
     edges = np.median(extents, axis=0) / recipe.spacing_mm
     edges *= min(1.0, WHOLE_EDGE / float(np.prod(edges)) ** (1 / 3))
@@ -297,6 +299,7 @@ def _fit_memory(options: Options, recipe: Recipe, checked: CheckedData) -> tuple
     if options.batch is None:
         recipe = replace(recipe, batch=BATCH if BATCH * each <= available else 1)
         reason = "the default" if recipe.batch == BATCH else "more do not fit"
+    _check_norms(recipe)
     need = recipe.batch * each
     reason += f"; about {need / GIB:.1f} GiB, and {scans / GIB:.1f} for the scans"
     if need > available:
@@ -305,6 +308,20 @@ def _fit_memory(options: Options, recipe: Recipe, checked: CheckedData) -> tuple
             "take a coarser --spacing, a smaller --tile, or --filters 16,32,64"
         )
     return recipe, Choice("--batch", str(recipe.batch), reason)
+
+
+def _check_norms(recipe: Recipe) -> None:
+    """Check that norms see several values in each group, as torch refuses to train on a single one.
+
+    Raises:
+        BadParameter: They would see one at the coarsest level.
+    """
+    voxels = math.prod(edge // recipe.divisor for edge in recipe.tile_shape)
+    if recipe.batch * voxels * recipe.filters[-1] == NORM_GROUPS:
+        raise BadParameter(
+            "--batch: expected 2 or more, as an image has one voxel at the coarsest level, of "
+            f"{NORM_GROUPS} channels; got 1: take that, a larger image, or wider or fewer --filters"
+        )
 
 
 def _choose_spacing(options: Options, checked: CheckedData) -> tuple[float, Choice]:

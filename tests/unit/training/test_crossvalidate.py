@@ -281,6 +281,13 @@ def test_impossible_folds_are_refused(data: Path, words: tuple[object, ...], mes
     assert not (data / "mine").exists()
 
 
+def test_a_fold_of_nobody_knows_how_many_is_refused(data: Path) -> None:
+    """What was said: expected one of 1 to 0."""
+    words = (data / "scans", data / "landmarks", "-o", data / "mine", *TILES, "--fold", 1)
+    with pytest.raises(BadParameter, match="--fold: expected --folds beside it"):
+        landmarkd("train", *words)
+
+
 def test_a_check_prints_the_folds_and_trains_none(data: Path) -> None:
     output = " ".join(train(data, "--check").split())
     assert "│ --folds │ 3 │ each held out once" in output

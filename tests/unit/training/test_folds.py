@@ -59,6 +59,12 @@ def test_as_many_folds_as_scans_at_most_and_two_at_least(specimens: Specimens, c
     assert len(make_folds(specimens, 11, seed=1).members) == 11
 
 
+def test_scans_of_one_subject_make_no_folds(specimens: Specimens) -> None:
+    """What was said: expected 2 to 1."""
+    with pytest.raises(BadParameter, match="--folds: expected scans of 2 subjects or more, got 1"):
+        make_folds(specimens[:1], 2, seed=1)
+
+
 def test_landmarks_of_a_cell_that_were_moved_by_a_voxel_are_others(specimens: Specimens) -> None:
     """Rounded to micrometres, all that lie in a cell were one position: 0, 0, 0."""
 

@@ -272,6 +272,7 @@ def test_unknown_scan_to_validate_on_is_named(data: Path, tmp_path: Path) -> Non
         (("--tile", "²"), "expected whole or a number of voxels"),
         (("--tile", "some"), "expected whole or a number of voxels, got some"),
         (("--tile", "20"), "expected a multiple of 8 voxels, got 20"),
+        (("--filters", "4,4,4", "--tile", "8", "--batch", "1"), "--batch: expected 2 or more, as"),
         (("--tile", "16", "--field", "1.5"), "expected a network that sees scans whole"),
         (("--validate", "one,two,three"), "expected scans to be left to learn from"),
         (

@@ -1,5 +1,6 @@
 """What the options leave open, chosen from the data."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +71,13 @@ def test_a_check_without_a_folder_takes_no_choices_of_a_training_where_it_is_run
     output = landmarkd("train", *folders, "--check")
     assert "as before" not in output
     assert "│ 3 mm" not in output
+
+
+def test_images_of_a_deep_network_are_as_large_as_its_levels_need(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of seven levels, each halved by the next: 64 voxels were too few, and ended the training."""
+    words = ("--filters", "4,4,4,4,4,4,8", "--tile", "whole")
+    landmarkd("train", *folders, "-o", tmp_path / "mine", *SMALL, *words)
+    record = json.loads((tmp_path / "mine" / "recipe.json").read_text())
+    assert record["recipe"]["tile_shape"] == [128, 128, 128]
