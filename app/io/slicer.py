@@ -382,8 +382,8 @@ def _read_table(rows: "csv.DictReader[str]") -> tuple[Frame, list[FilePoint]]:
     for label, axes, frame in READ_TABLES:
         if {label, *axes} <= set(columns):
             # A spreadsheet may end in rows of commas alone.
-            filled = (row for row in rows if any(row[name] for name in (label, *axes)))
-            return frame, [FilePoint(row[label], _position(row, axes, frame)) for row in filled]
+            kept = (row for row in rows if any(row[name] for name in (label, *axes)))
+            return frame, [FilePoint(row[label] or "", _position(row, axes, frame)) for row in kept]
     raise ValueError(
         "expected columns label,l,p,s or label,r,a,s or name,x,y,z, got "
         f"{','.join(columns) or 'none'}"

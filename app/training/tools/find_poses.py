@@ -166,11 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         specimens = pair_files(options.scans, options.landmarks)
-    except ValueError as error:
+        given = landmark_names(specimens)
+        detector = Detector(load_checked(options.model, choose_device(options.device)))
+    except (LandmarkdError, ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
-    detector = Detector(load_checked(options.model, choose_device(options.device)))
     names = [landmark.name for landmark in detector.model.manifest.landmarks]
-    unknown = set(landmark_names(specimens)) - set(names)
+    unknown = set(given) - set(names)
     if unknown:
         raise SystemExit(f"expected landmarks of the model, got also {sorted(unknown)}")
     console = Console(markup=False, emoji=False)  # Names may hold brackets.

@@ -63,6 +63,14 @@ def test_subjects_of_a_few_micrometres_have_no_issues(data: Path, size: float) -
     assert check(data).issues == ()
 
 
+def test_row_of_a_table_that_ends_before_its_label_is_named(data: Path) -> None:
+    """It was a traceback."""
+    (data / "landmarks" / "s2.mrk.json").unlink()
+    (data / "landmarks" / "s2.csv").write_text("l,p,s,label\n-42,70,25\n")
+    messages = [issue.message for issue in check(data).issues if issue.where == "s2"]
+    assert "landmark '': expected a name of 1 to 128 letters, none of them a control" in messages[0]
+
+
 def truncate(data: Path) -> None:
     content = (data / "scans" / "s2.nii.gz").read_bytes()
     (data / "scans" / "s2.nii.gz").write_bytes(content[: len(content) // 2])

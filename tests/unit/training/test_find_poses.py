@@ -78,3 +78,15 @@ def test_scans_that_the_model_does_not_find_are_named_at_the_end(tmp_path: Path)
     (tmp_path / "c.mrk.json").unlink()
     with pytest.raises(SystemExit, match=r"expected a landmark file for c\.nii\.gz"):
         main([*folders, "--device", "cpu"])
+
+
+def test_landmark_file_or_model_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Each was a traceback."""
+    (tmp_path / "one.nii.gz").write_bytes(scan_bytes(make_phantom(4711)))
+    (tmp_path / "one.csv").write_text("name,x,y\na,1,2\n")
+    command = [str(tmp_path), str(tmp_path), "-o", str(tmp_path / "out"), "--model"]
+    with pytest.raises(SystemExit, match=r"one\.csv cannot be read: expected columns"):
+        main([*command, str(PHANTOM)])
+    (tmp_path / "one.csv").write_text("name,x,y,z\na,1,2,3\n")
+    with pytest.raises(SystemExit, match=r"model\.toml"):
+        main([*command, str(tmp_path)])
