@@ -93,28 +93,31 @@ def learn(
     options = LearnOptions(model, cases, old, read_names(validate), steps, rate, device)
     if watch:
         _watch(options, url, console)
-    else:
-        _learn(options, url, console)
+    elif _learn(options, console):
+        _reload(url, model, console)
 
 
 def _watch(options: "LearnOptions", url: str | None, console: Console) -> None:
     """Learn again and again; what cannot be learned from now may be later."""
     from app.training.data.issues import print_warning
 
-    seen = None
+    seen, is_behind = None, False
     while True:
         if (state := _state(options.cases)) == seen:
             time.sleep(WATCH_S)
-            continue
-        seen = state
         try:
-            _learn(options, url, console)
+            if state != seen:
+                seen = state
+                is_behind |= _learn(options, console)
+            if is_behind:
+                _reload(url, options.folder, console)
+                is_behind = False
         except (LandmarkdError, OSError) as error:  # Cases may be deleted while it learns.
             print_warning(str(error), console)
 
 
-def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:
-    """Learn once, and say what came of it."""
+def _learn(options: "LearnOptions", console: Console) -> bool:
+    """Learn once, say what came of it, and return whether another version is in place."""
     from app.training.learn import learn
 
     compared = learn(options, console)
@@ -131,14 +134,14 @@ def _learn(options: "LearnOptions", url: str | None, console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
-        return
+        return False
     console.print(
         f"version {compared.versions[1]} is in place; {compared.versions[0]} comes back with "
         f"landmarkd learn {options.folder} --back",
         highlight=False,
         soft_wrap=True,
     )
-    _reload(url, options.folder, console)
+    return True
 
 
 def _state(cases: Path) -> list[tuple[str, int]]:
