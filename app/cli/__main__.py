@@ -1,6 +1,17 @@
-"""``python -m app.cli``: the command ``landmarkd``, where it is not installed."""
+"""The command ``landmarkd``; also ``python -m app.cli``, where it is not installed."""
 
-from app.cli.main import main
+INTERRUPTED = 130
+"""Status of a command that Ctrl-C has ended, as of shells."""
+
+
+def main() -> None:
+    """Run the command; to import it takes so long that Ctrl-C may come meanwhile."""
+    try:
+        from app.cli.main import main as run  # noqa: PLC0415 - within the try
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    run()
+
 
 if __name__ == "__main__":
     main()

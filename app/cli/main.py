@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from app.cli.__main__ import INTERRUPTED
 from app.cli.batch import Tally, detect_all
 from app.cli.exchange import importing, install, pack
 from app.cli.export import export
@@ -52,9 +53,6 @@ app.add_typer(importing, name="import")
 
 STDERR = 2
 """The last of the descriptors of standard streams."""
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 LISTED = 3
 """What a warning names of many."""

@@ -44,7 +44,7 @@ from app.training.evaluate.digits import decimals_of, format_number
 from app.training.evaluate.metrics import measure_presence
 from app.training.evaluate.model_card import REGIONS, drop_sections, write_section
 from app.training.evaluate.outcomes import Outcome, summarise_errors
-from app.training.files import FOLDS, OUTCOMES
+from app.training.files import FOLDS, OUTCOMES, REFINE
 from app.training.record import check_alike
 
 
@@ -96,14 +96,15 @@ def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
         )
     check_same_data(folder, folds, content_digests(check_data(scans, landmarks).specimens))
     refine = read_manifest(folder).refine
-    inner = "" if refine is None else refine.folder
     for number in range(1, len(folds.members) + 1):
-        path = folds.folder(folder, number) / inner
+        fold = folds.folder(folder, number)
+        path = fold if refine is None else fold / REFINE
         if not (path / OUTCOMES).exists():
             command = "train" if refine is None else "refine"
             raise BadParameter(f"expected {path} to be done; landmarkd {command} --folds does it")
-        for network in ("", inner):
-            check_alike(folder / network, folds.folder(folder, number) / network)
+        check_alike(folder, fold)
+        if refine is not None:  # Whose folder people may have renamed since.
+            check_alike(folder / refine.folder, path)
     return folds
 
 

@@ -1,6 +1,7 @@
 """What the command says of what goes wrong."""
 
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from app.cli.__main__ import INTERRUPTED
 from app.cli.batch import Files, detect_all
 from app.cli.main import main
 from tests.support.answers import make_answer
@@ -150,3 +152,17 @@ def test_a_model_that_is_refused_commands_no_terminal(
     said = "".join(capsys.readouterr())
     assert said.replace("\n", "").isprintable()
     assert r"\x1b[2J\u202e" in said
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'app.cli.main':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from app.cli.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, b"")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from app.cli.main import app
 from app.errors import BadParameter, StartupError
 from app.inference.load import load_checked
+from app.model import editing, update_hashes
 from app.training.cli.train import INTERRUPTED
 from app.training.data.folds import read_folds
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
@@ -112,6 +113,12 @@ def test_no_fold_nor_its_second_network_is_trained_on_its_own_scans(
     trained_on.clear()
     assert "fold 3 of 3: is done" in refine(data)
     assert trainings(trained_on) == [every_scan]
+    (data / "mine" / "refine").rename(data / "mine" / "finer")  # Names are free.
+    with editing(data / "mine" / "finer") as document:
+        document["name"] = "finer"
+    with editing(data / "mine") as document:
+        document["refine"]["folder"] = "finer"
+        update_hashes(data / "mine", document)
     words = ("--scans", data / "scans", "--landmarks", data / "landmarks", "--folds")
     result = CliRunner().invoke(app, [str(word) for word in ("calibrate", data / "mine", *words)])
     assert "expected at least 19 errors" in str(result.exception)
