@@ -29,7 +29,7 @@ Pure Python: no torch, no HTTP, no threads, no clock but the one that is passed 
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -97,8 +97,11 @@ class _FairShares:
         if party not in self._times:
             self._times[party] = max(self._now, self._idle_times.pop(party, 0.0))
 
-    def keep(self, parties: Container[Hashable]) -> None:
+    def keep(self, parties: Set[Hashable]) -> None:
         """Let all others leave."""
+        if not parties and self._idle_times:
+            # Of those that came one by one, each at the same time, all would be kept for ever.
+            self._now = max(self._now, min(self._idle_times.values()))
         for party in [one for one in self._times if one not in parties]:
             self._idle_times[party] = self._times.pop(party)
 
