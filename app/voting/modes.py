@@ -9,6 +9,8 @@ The voxels of a heatmap do not point anywhere, and those that a border cuts off,
 the threshold, pull the mean. So a heatmap's mode is where a Gaussian has its peak that is fitted to
 the votes within reach (Guo, 2011, https://doi.org/10.1109/MSP.2011.941846): in logarithms that is
 linear least squares, exact for any Gaussian, whole or cut.
+
+Where a network answers coordinates, all votes of a landmark are one mode.
 """
 
 import math
@@ -93,6 +95,8 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     Returns:
         The modes, heaviest first; ones that end within reach of a heavier one are dropped.
     """
+    if readout.votes_each is not None:
+        return _average(votes, readout, readout.votes_each)
     grouped = group_votes(votes, readout.landmarks)
     peaks = find_peaks(grouped, readout, count)
     reach_mm, spacing = readout.reach_mm, readout.metric_mm
@@ -116,6 +120,38 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
         source=source,
     )
     return modes if readout.heatmap_threshold is None else _fit_gaussians(votes, modes, readout)
+
+
+def _average(votes: Votes, readout: Readout, votes_each: int) -> Modes:
+    """Make one mode of all votes of a landmark, as where a network answers coordinates.
+
+    There is none where they scatter further than the radius: nothing is known of the position then.
+    """
+    votes.check(readout.landmarks)
+    count = readout.landmarks
+    modes = Modes(
+        position=np.full((count, 1, 3), np.nan),
+        weight=np.zeros((count, 1)),
+        mass=np.zeros((count, 1)),
+        coherence=np.zeros((count, 1)),
+        covariance_mm2=np.full((count, 1, 3, 3), np.nan),
+        source=np.full((count, 1, 3), np.nan),
+    )
+    voted_for, columns = votes.landmark.numpy(), votes.columns.numpy().astype(np.float64)
+    for landmark in np.unique(voted_for[columns[7] > 0]):
+        own = columns[:, voted_for == landmark]
+        share = own[7] / own[7].sum()
+        position = own[3:6] @ share
+        away_mm = (own[3:6].T - position) * readout.spacing_mm
+        covariance_mm2 = away_mm.T @ (share[:, None] * away_mm)
+        if np.trace(covariance_mm2) > readout.radius_mm**2:
+            continue
+        mode = landmark, 0
+        modes.position[mode], modes.source[mode] = position, own[:3] @ share
+        modes.covariance_mm2[mode] = covariance_mm2
+        modes.weight[mode], modes.coherence[mode] = own[7].sum(), 1.0
+        modes.mass[mode] = modes.weight[mode] / votes_each
+    return modes
 
 
 def _mean_shift(
@@ -209,8 +245,7 @@ def voters_around(
     inside the grid, and inside the scan where the grid reaches past it. For a point outside, at
     least an eighth of a whole ball is counted: no point inside a grid larger than the radius has
     fewer voters, and a handful of voxels is no evidence. Voxels of a heatmap count as much as they
-    weigh on average in an ideal one. Where a network answers coordinates, every landmark has as
-    many votes as any other.
+    weigh on average in an ideal one.
 
     Args:
         points: In grid voxels; NaN counts 1.
@@ -219,8 +254,6 @@ def voters_around(
     Returns:
         Counts, at least 1.
     """
-    if readout.votes_each is not None:
-        return np.full(points.shape[:-1], float(readout.votes_each))
     stride = readout.stride
     pitch = readout.metric_mm * stride
     size = -(-np.array(readout.shape) // stride)

@@ -37,7 +37,8 @@ class Readout:
         scan: Where the scan lies, if the grid reaches past it; None: the grid ends where it does.
         heatmap_threshold: Share of its peak to which a heatmap falls at ``radius_mm``, and least
             value of a vote; None: votes are not the voxels of heatmaps.
-        votes_each: How many votes each landmark has; None: as many as there are voxels that pass.
+        votes_each: How many votes each landmark has, which scatter by ``radius_mm`` at most; None:
+            as many as there are voxels that pass.
         round_in_voxels: Whether a heatmap is as wide along all axes in voxels, and not in mm;
             ``radius_mm`` is then in voxels of the same volume with edges of one length.
 
@@ -96,7 +97,7 @@ class Readout:
         """
         if self.heatmap_threshold is not None:
             return HEATMAP_REACH * self.radius_mm
-        return (REACH if self.votes_each is None else 1.0) * self.radius_mm
+        return REACH * self.radius_mm
 
     @property
     def ideal_weight(self) -> float:

@@ -274,3 +274,24 @@ def test_voxels_where_there_is_no_scan_are_no_voters() -> None:
     expected = np.maximum((away <= 3.0).sum(axis=1), least)
     np.testing.assert_allclose(voters_around(points, readout), expected)
     assert 0 < expected[0] < voters_around(points, replace(readout, scan=None))[0]
+
+
+@pytest.mark.parametrize("thickness_mm", [1.0, 6.0])
+def test_votes_of_a_coordinate_are_one_mode_up_to_the_diagonal_of_the_scan(
+    thickness_mm: float,
+) -> None:
+    """Far apart, they were taken for several: positions moved, and what is unknown was found."""
+    spacing, place = (1.0, 1.0, thickness_mm), np.array([12.0, 30.0, 9.0])
+    diagonal_mm = float(np.linalg.norm(np.multiply(SHAPE, spacing)))
+    readout = Readout(2, SHAPE, spacing, diagonal_mm, votes_each=6)
+    for share in (0.1, 0.5, 0.6, 0.95, 1.05, 2.0):
+        sigma = share * diagonal_mm / np.linalg.norm(spacing)
+        away = np.sqrt(3.0) * sigma * np.vstack([np.eye(3), -np.eye(3)])
+        modes = find_modes(votes_at(place + away, probability=0.4), readout, 4)
+        assert modes.weight[:, 0].tolist() == pytest.approx([2.4 * (share < 1), 0.0])
+        assert modes.mass[:, 0].tolist() == pytest.approx([0.4 * (share < 1), 0.0])
+        if share < 1:
+            np.testing.assert_allclose(modes.position[0, 0], place, atol=1e-4)
+            assert np.trace(modes.covariance_mm2[0, 0]) ** 0.5 == pytest.approx(
+                share * diagonal_mm, rel=1e-4
+            )
