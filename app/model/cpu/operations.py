@@ -113,8 +113,9 @@ def _takes_onednn(input: Tensor, weight: Tensor) -> bool:  # noqa: A002
     return is_float32 and torch.backends.mkldnn.is_available()
 
 
-def _each_axis(number: int | Sequence[int]) -> Sequence[int]:
-    return [number] * 3 if isinstance(number, int) else number
+def _each_axis(numbers: int | Sequence[int]) -> Sequence[int]:
+    each = [numbers] if isinstance(numbers, int) else numbers
+    return [*each] * 3 if len(each) == 1 else each
 
 
 def _group_norm(
