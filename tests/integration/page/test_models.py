@@ -123,6 +123,7 @@ def test_measurements_of_one_model_are_not_shown_as_those_of_another(
         ("v1/models", {"status": 502, "body": "Bad gateway"}),
         ("v1/models", {"status": 504, "body": "<html>", "content_type": "text/html"}),
         ("v1/models", {"status": 500, "json": {"code": "internal-error", "detail": "it failed"}}),
+        ("v1/models", {"status": 503, "json": {"code": 503, "message": "no upstream"}}),
         ("readyz", {"status": 503, "json": {"message": "no upstream"}}),
     ],
 )

@@ -102,9 +102,9 @@ async function isReadable(file) {
 function problemOf(text, status, retryAfter) {
   try {
     const problem = JSON.parse(text);
-    if (problem.code) return new Problem(problem, retryAfter);
+    if (problem.code && problem.detail) return new Problem(problem, retryAfter);
   } catch {
-    // Such as the HTML of a proxy.
+    // Such as the HTML of a proxy; its JSON may have a code, too.
   }
   const words = { title: "Unexpected answer", detail: `Got HTTP status ${status}, not from the service itself: perhaps from a proxy in front of it.` };
   return new Problem({ code: "unexpected", status, ...words }, retryAfter);
