@@ -10,3 +10,8 @@ napari    the plugin for napari
 terminal  what the command says beside its answers
 demo      what ``landmarkd serve --demo`` shows
 """
+
+from typing import Final
+
+INTERRUPTED: Final = 130
+"""Exit status of a command that Ctrl-C has ended, as of shells."""

@@ -1,7 +1,6 @@
 """The command ``landmarkd``; also ``python -m app.cli``, where it is not installed."""
 
-INTERRUPTED = 130
-"""Status of a command that Ctrl-C has ended, as of shells."""
+from app.cli import INTERRUPTED
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from app.cli.__main__ import INTERRUPTED
+from app.cli import INTERRUPTED
 from app.cli.batch import Tally, detect_all
 from app.cli.exchange import importing, install, pack
 from app.cli.export import export

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from app.cli.__main__ import INTERRUPTED
+from app.cli import INTERRUPTED
 from app.cli.batch import Files, detect_all
 from app.cli.main import main
 from tests.support.answers import make_answer
