@@ -72,10 +72,12 @@ def test_calls_are_listed_and_tried_with_the_key_that_is_asked_for(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
     """The link to them led to a refusal in JSON."""
-    page = browser.new_page()
+    start = browser.new_page()
+    start.goto(page_service.url)
+    with start.expect_popup() as calls:  # What was opened stays where it is.
+        start.click("header a")
+    page = calls.value
     page.set_default_timeout(20_000)
-    page.goto(page_service.url)
-    page.click("header a")
     page.fill("#key", "another")
     page.keyboard.press("Enter")
     page.wait_for_selector('#problem:text("did not accept the key")')
@@ -89,4 +91,4 @@ def test_calls_are_listed_and_tried_with_the_key_that_is_asked_for(
     with page.expect_response("**/v1/models") as tried:
         call.locator(".execute").click()
     assert tried.value.status == 200
-    page.close()
+    start.context.close()

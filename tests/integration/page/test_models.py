@@ -79,7 +79,7 @@ def test_scan_opened_after_a_generated_one_is_for_the_model_that_was_chosen(
         page.evaluate("document.getElementById('ask-key').requestSubmit()")
         page.wait_for_selector('#model option[value="other"]', state="attached")
         page.select_option("#model", "other")
-        page.click("#generate")
+        page.dblclick("#generate")
         page.wait_for_selector("#rows tr")
         assert page.input_value("#model") == "phantom"
         drop(page, ("a.nii.gz", SCAN))

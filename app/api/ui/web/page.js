@@ -26,7 +26,7 @@ const UNSEEN = "The viewer cannot show this scan.";
 const REST_MS = 300; // after a correction, until measurements are computed again
 const setStatus = (text) => (element("state").textContent = text);
 const queue = new Queue((entry) => entry !== queue.current && look(entry));
-const state = { queue, seed: FIRST_SEED, viewer: null, models: {}, shown: Promise.resolve(false), placing: false };
+const state = { queue, seed: FIRST_SEED, viewer: null, models: {}, shown: Promise.resolve(false), placing: false, generating: false };
 const heatmap = new Heatmap();
 const results = new Results({
   onSelect: (index) => select(index, { focus: true }),
@@ -332,11 +332,15 @@ function listen() {
 }
 
 async function generate() {
+  if (state.generating) return; // a second click would give another scan
+  state.generating = true;
   try {
-    open([await generateScan(state.seed++)], [], PHANTOM);
+    open([await generateScan(state.seed)], [], PHANTOM);
+    state.seed++;
   } catch (error) {
     showProblem(error);
   }
+  state.generating = false;
 }
 
 async function submitKey(event) {

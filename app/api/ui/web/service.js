@@ -2,6 +2,7 @@
 
 // Between attempts, in s, as the Python client waits.
 const WAITS_S = [1, 2, 4, 8, 16, 32, 60];
+const LONGEST_MS = 2 ** 31 - 1; // that a timer takes
 export const POLL_MS = 1000; // between looks whether a service is ready
 const READINESS_MS = 5000; // for a service, or a proxy before it, to say whether it is ready
 const PASSING = [429, 502, 503]; // statuses of a service that is busy or restarting, or of a proxy before it
@@ -44,7 +45,7 @@ export async function persist(attempt, signal, onWait) {
     } catch (problem) {
       // Twice may not be by chance: the scan may be what ends the service.
       if (!isPassing(problem) && (problem.code !== "broken-off" || (ready && broken++))) throw problem;
-      const ms = 1000 * Math.max(wait, problem.retryAfter);
+      const ms = Math.min(1000 * Math.max(wait, problem.retryAfter), LONGEST_MS);
       onWait(problem, new Date(Date.now() + ms));
       await pause(ms, signal);
     }
