@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from app.errors import NotAVolume
-from app.io import SCAN_SUFFIXES, is_dicom, list_shown, scan_stem
+from app.io import SCAN_SUFFIXES, is_dicom, is_own_report, list_shown, scan_stem
 
-HEAD_BYTES: Final = 256
+HEAD_BYTES: Final = 1024
 ZIP_MAGIC: Final = b"PK"
 
 Scan = bytes | str | Path
@@ -138,10 +138,14 @@ def _is_scan(file: Path) -> bool:
 
 
 def _dicom_files(folder: Path) -> Iterator[Path]:
-    """List the DICOM files of a folder, and empty ones: slices, perhaps, that were not copied."""
+    """List the DICOM files of a folder, and empty ones: slices, perhaps, that were not copied.
+
+    Reports of ours among them, as of an earlier run, are left out: they hold no image.
+    """
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith("."):
             with file.open("rb") as stream:
                 head = stream.read(HEAD_BYTES)
-            if not head or (is_dicom(head) and not head.startswith(ZIP_MAGIC)):
+            is_image = is_dicom(head) and not head.startswith(ZIP_MAGIC) and not is_own_report(head)
+            if is_image or not head:
                 yield file

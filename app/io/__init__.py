@@ -23,7 +23,14 @@ from app.io.cases import (
     write_case,
     write_nifti,
 )
-from app.io.dicom import SEARCH_BYTES, Evidence, check_start, find_evidence, is_dicom
+from app.io.dicom import (
+    SEARCH_BYTES,
+    Evidence,
+    check_start,
+    find_evidence,
+    is_dicom,
+    is_own_report,
+)
 from app.io.formats import (
     FORMATS,
     REPORT,
@@ -102,8 +109,9 @@ __all__ = [
     "Problem", "RasPoint", "ReadinessAnswer", "Selection", "TimingAnswer", "Triple",
     "UploadSummary", "UploadsAnswer", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
     "check_spacing", "check_start", "correct", "count_scans", "declared_frame", "find_evidence",
-    "find_scan", "is_dicom", "is_landmark_file", "is_missing", "landmark_stem", "list_shown",
-    "load_report_writer", "markups_json", "name_in_utf8", "negotiate_format", "pack_scan",
-    "read_case", "read_landmarks", "read_placed", "read_truth", "read_volume", "scan_stem",
-    "write_answer", "write_case", "write_gzip", "write_long", "write_measurements", "write_nifti",
+    "find_scan", "is_dicom", "is_landmark_file", "is_missing", "is_own_report", "landmark_stem",
+    "list_shown", "load_report_writer", "markups_json", "name_in_utf8", "negotiate_format",
+    "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth", "read_volume",
+    "scan_stem", "write_answer", "write_case", "write_gzip", "write_long", "write_measurements",
+    "write_nifti",
 ]  # fmt: skip

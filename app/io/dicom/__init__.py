@@ -17,7 +17,14 @@ where its caller asks for it, which a service does not.
 
 from typing import Final
 
-from app.io.dicom.archive import StoredFile, check_start, count_entries, is_dicom, list_files
+from app.io.dicom.archive import (
+    StoredFile,
+    check_start,
+    count_entries,
+    is_dicom,
+    is_own_report,
+    list_files,
+)
 from app.io.dicom.evidence import Evidence, find_evidence
 from app.io.dicom.series import Series, check_series, find_series
 
@@ -26,5 +33,5 @@ SEARCH_BYTES: Final = 48 << 20
 
 __all__ = [
     "SEARCH_BYTES", "Evidence", "Series", "StoredFile", "check_series", "check_start",
-    "count_entries", "find_evidence", "find_series", "is_dicom", "list_files",
+    "count_entries", "find_evidence", "find_series", "is_dicom", "is_own_report", "list_files",
 ]  # fmt: skip

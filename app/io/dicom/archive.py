@@ -20,6 +20,9 @@ PREAMBLE_BYTES: Final = 128
 DICOM_MAGIC: Final = b"DICM\x02\0"
 """Behind the preamble, with the group of the first element."""
 
+OWN_REPORT: Final = b"\x08\0\x60\0CS\x02\0SR\x08\0\x70\0LO\x0a\0landmarkd "
+"""Modality and manufacturer, one behind the other, in a report that ``report`` has written."""
+
 ENTRY_MAGIC: Final = b"PK\x03\x04"
 DIRECTORY_MAGIC: Final = b"PK\x01\x02"
 END_MAGIC: Final = b"PK\x05\x06"
@@ -66,6 +69,11 @@ def is_dicom(head: Content) -> bool:
     """Say whether a file is one that this package reads: DICOM, or a ZIP archive."""
     magic = bytes(head[PREAMBLE_BYTES : PREAMBLE_BYTES + len(DICOM_MAGIC)])
     return bytes(head[:4]) in (ENTRY_MAGIC, END_MAGIC) or magic == DICOM_MAGIC
+
+
+def is_own_report(head: Content) -> bool:
+    """Say whether a file is a report of ours, by its first kilobyte: no part of any scan."""
+    return OWN_REPORT in bytes(head)
 
 
 def check_start(head: Content) -> None:

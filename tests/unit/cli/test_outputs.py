@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from app.cli.main import app
 from app.cli.outputs import choose_sink, choose_writer, output_format, writing_alone
+from app.cli.scan_files import size_of
 from tests.support.answers import make_answer
-from tests.support.dicom_files import as_dicom
+from tests.support.dicom_files import as_dicom, changed
+from tests.support.required import needs_reports
 from tests.support.services import toy_scan
 
 ANSWER = make_answer(["1", "2"], np.zeros((2, 3)))
@@ -148,3 +151,22 @@ def test_an_answer_replaces_one_of_an_earlier_run_beside_the_scan(tmp_path: Path
         )
         sink.write(scan, ANSWER)
     assert json.loads((tmp_path / "one.json").read_bytes()) == ANSWER.model_dump(mode="json")
+
+
+@needs_reports
+def test_a_report_replaces_that_of_an_earlier_run_among_the_images_but_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run refused to, as the report was taken for a part of the scan."""
+    for number, content in enumerate(as_dicom()):
+        (tmp_path / f"{number}.dcm").write_bytes(content)
+    images, target = size_of(tmp_path), tmp_path / "report.dcm"
+    form = output_format(str(target), None, to_folder=False)
+    choose = partial(choose_sink, [tmp_path], target, form, to_folder=False, resume=False)
+    for _ in range(2):
+        choose(choose_writer(form, None)).write(tmp_path, ANSWER)
+        assert size_of(tmp_path) == images
+    target.write_bytes(changed(target.read_bytes(), Manufacturer="another"))
+    with pytest.raises(SystemExit):
+        choose(choose_writer(form, None))
+    assert f"another file than those that are read, got {target}" in capsys.readouterr().err
