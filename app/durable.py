@@ -54,16 +54,29 @@ def replacing(path: Path) -> Iterator[Path]:
     # name may be as long as any may be.
     partial = path.with_name(f".{path.name[-NAME_END:]}.{os.getpid()}{PARTIAL}")
     try:
-        yield partial
-        sync(partial)
-        partial.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        if error.errno and error.filename in (None, str(partial)):  # A full disk names no file.
-            error.filename = str(path)  # The name that its user knows.
-        raise
+        with naming(path, instead_of=partial):
+            yield partial
+            sync(partial)
+            partial.replace(path)
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path, *, instead_of: Path | None = None) -> Iterator[None]:
+    """Have faults of the system name what is written, as a full disk names no file.
+
+    Args:
+        path: The name that its user knows.
+        instead_of: One that they do not know, such as of what takes its place.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename in (None, str(instead_of)):
+            error.filename = str(path)
+        raise
 
 
 def sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
-from app.durable import replacing
+from app.durable import naming, replacing
 from app.errors import BadParameter, ModelRefused
 from app.model import Manifest, hash_file, read_manifest, scan_models
 
@@ -118,7 +118,7 @@ def install_model(file: Path, models: Path, check: Callable[[Path], object]) -> 
                 if not _has(target, sums):
                     raise ModelRefused(f"{file.name}: {top} is there already, with other content")
                 return target, False
-            with TemporaryDirectory(prefix=".", dir=models) as temporary:
+            with naming(target), TemporaryDirectory(prefix=".", dir=models) as temporary:
                 folder = Path(temporary) / top
                 _extract(archive, Path(temporary), top, sums)
                 check(folder)

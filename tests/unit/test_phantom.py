@@ -1,7 +1,6 @@
 """Phantoms: a seed names one scan, and its landmarks lie exactly where its structures do."""
 
 import json
-import resource
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from app.phantom import (
     write_phantom,
 )
 from app.training.tools.make_phantoms import make_phantoms
+from tests.support.full_disk import limited_files
 
 SEEDS = range(40)
 SECONDS = 1.5
@@ -116,13 +116,8 @@ def test_the_landmark_file_holds_the_truth_and_leaves_absent_ones_undefined(tmp_
 
 
 def test_a_scan_for_which_there_is_no_room_leaves_no_part_of_it(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"scan\.nii\.gz"):
-            write_phantom(make_phantom(8), tmp_path / "scan.nii.gz")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with limited_files(1 << 16), pytest.raises(OSError, match=r"scan\.nii\.gz"):
+        write_phantom(make_phantom(8), tmp_path / "scan.nii.gz")
     assert not list(tmp_path.iterdir())
 
 

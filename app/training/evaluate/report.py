@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from app.durable import write_file
 from app.errors import LandmarkdError
 from app.io import read_volume
 from app.model import LoadedModel
@@ -69,7 +70,7 @@ def write_report(
         "</div>",
         *_largest_errors(outcomes, specimens),
     ]
-    path.write_text(make_page(f"{header.title}: evaluation", parts), encoding="utf-8")
+    write_file(path, make_page(f"{header.title}: evaluation", parts).encode())
 
 
 def _tables(outcomes: Sequence[Outcome], header: ReportHeader) -> str:

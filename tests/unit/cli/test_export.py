@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from app.cli import export as command
 from app.cli.main import app
 from app.errors import BadParameter, StartupError
 from app.io import markups_json
+from tests.support.full_disk import limited_files
 
 NAMES = list("123456")
 SHAPE = np.random.default_rng(6).uniform(-9, 9, (6, 3))
@@ -106,14 +106,10 @@ def test_what_is_there_stays_where_there_is_no_room(answers: Path, tmp_path: Pat
     """A part took the place of the export before, and no file was named."""
     run(answers, "-o", tmp_path / "all.tps", "--report", tmp_path / "shapes")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # It stands for a full disk.
-    try:
+    with limited_files(100):
         for words in (("-o", tmp_path / "all.tps"), ("--report", tmp_path / "shapes")):
             with pytest.raises(OSError, match=r"File too large: '.*(all\.tps|shapes/)"):
                 run(answers, *words)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -1,7 +1,6 @@
 """One table of all scans, as it was left by a run that ended, or by a spreadsheet."""
 
 import csv
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from app.errors import BadParameter
 from app.io import MeasurementAnswer
 from app.shapes import read_cohort
 from tests.support.answers import make_answer
+from tests.support.full_disk import limited_files
 
 NAMES = {Path("one.nii"): "one", Path("ä.nii"): "ä"}
 
@@ -68,13 +68,8 @@ def test_rows_that_are_kept_stay_where_there_is_no_room(table: Path) -> None:
     """The table was emptied before it was written again, and what did not fit was gone."""
     whole = table.read_bytes()
     table.write_bytes(whole[:-1])
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # It stands for a full disk.
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            resume(table)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited_files(100), pytest.raises(OSError, match="File too large"):
+        resume(table)
     assert table.read_bytes() == whole[:-1]
     resume(table)
     assert table.read_bytes() == whole

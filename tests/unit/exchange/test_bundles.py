@@ -3,7 +3,6 @@
 import io
 import json
 import pickle
-import resource
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from app.errors import BadParameter, ModelRefused
 from app.exchange.monai import import_monai
+from tests.support.full_disk import limited_files
 from tests.support.monai_bundles import (
     ARGUMENTS,
     RADIUS_MM,
@@ -187,13 +187,8 @@ def test_hostile_archives_are_refused(bundle: Path, others: dict[str, bytes], me
 
 def test_a_full_disk_is_not_taken_for_a_damaged_archive(bundle: Path, tmp_path: Path) -> None:
     file = pack(bundle, bundle.with_suffix(".zip"), {})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # It stands for a full disk.
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            import_monai(file, tmp_path / "model", given=[RADIUS_MM])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited_files(1000), pytest.raises(OSError, match="File too large"):
+        import_monai(file, tmp_path / "model", given=[RADIUS_MM])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"no archive"])

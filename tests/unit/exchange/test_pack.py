@@ -17,6 +17,7 @@ from app.errors import BadParameter, ModelRefused, StartupError
 from app.exchange import install_model, pack_model
 from app.inference import load_checked
 from tests.support.documents import ROOT
+from tests.support.full_disk import limited_files
 from tests.support.model_folders import make_model_folder
 from tests.support.training_data import landmarkd
 
@@ -54,6 +55,14 @@ def rewrite(packed: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
         for name, content in files.items():
             archive.writestr(ZipInfo(name), content)
     return packed
+
+
+def test_a_disk_that_takes_no_model_is_told_of_by_its_folder(packed: Path, models: Path) -> None:
+    """No file was named, so that it might have been any disk."""
+    with limited_files(100), pytest.raises(OSError, match="File too large") as caught:
+        install_model(packed, models, check)
+    assert caught.value.filename == str(models / TOP)
+    assert list(models.iterdir()) == []
 
 
 def test_installed_model_is_the_packed_one(packed: Path, models: Path, folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Uploads: what has arrived of a file is there, whatever comes between, and is charged."""
 
-import resource
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from app.errors import NotStored, QueueFull, TooLarge, UnknownJob, WrongOffset
 from app.jobs import JobFolder, uploads
 from app.jobs.store import JobStore
 from app.jobs.uploads import MAX_OPEN, MAX_OPEN_OF_ONE, UPLOAD_BYTES, OpenUpload, UploadStore
+from tests.support.full_disk import limited_files
 from tests.support.killing import killed_at
 from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order, pass_time
 
@@ -164,12 +164,8 @@ def test_upload_that_the_disk_does_not_take_holds_no_place(
 @contextmanager
 def no_file_longer_than(size: int) -> Iterator[None]:
     """Let the system write parts of what does not fit, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
+    with limited_files(size):
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_part_that_the_disk_does_not_take_whole_leaves_nothing(store: UploadStore) -> None:

@@ -1,6 +1,5 @@
 """Files of tensors are written whole, for all to read."""
 
-import resource
 import stat
 from pathlib import Path
 
@@ -9,22 +8,17 @@ import torch
 from safetensors.torch import load_file
 
 from app.model import write_tensors
+from tests.support.full_disk import limited_files
 
 
 def test_tensors_that_the_disk_does_not_take_leave_the_file_before_and_say_why(
     tmp_path: Path,
 ) -> None:
-    """A limit on the size of files stands for a full disk: the system refuses to write more."""
     path = tmp_path / "weights.safetensors"
     write_tensors(path, {"a": torch.zeros(2, 3)})
     before = path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write_tensors(path, {"a": torch.zeros(200, 300)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited_files(50_000), pytest.raises(OSError, match="File too large") as caught:
+        write_tensors(path, {"a": torch.zeros(200, 300)})
     assert caught.value.filename == str(path)
     assert [one.read_bytes() for one in tmp_path.iterdir()] == [before]
 

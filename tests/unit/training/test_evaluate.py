@@ -15,10 +15,12 @@ from app.cli.main import app
 from app.measurements import MeasurementSpec
 from app.training.cli.arguments import make_console
 from app.training.data.issues import Issue, issue_table
+from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.digits import format_number
 from app.training.evaluate.measured import Deviation, measurement_rows
 from app.training.evaluate.outcomes import summarise_errors
 from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
+from app.training.evaluate.report import ReportHeader, write_report
 from app.training.evaluate.tables import (
     HEADINGS,
     IDENTIFIED,
@@ -28,6 +30,7 @@ from app.training.evaluate.tables import (
     write_tables,
 )
 from app.training.tools.make_phantoms import make_phantoms
+from tests.support.full_disk import limited_files
 from tests.support.outcomes import outcome
 from tests.unit.training.test_synthetic_crops import slope
 
@@ -68,6 +71,24 @@ def report(phantoms: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_a_disk_that_is_full_leaves_tables_and_page_as_they_were(tmp_path: Path) -> None:
+    """Half a page took the place of the one before; a limit on files stands for a full disk."""
+    outcomes = [outcome(scan=f"{number}", error_mm=float(number)) for number in range(99)]
+
+    gone = [SpecimenFiles(one.scan, Path("gone"), Path("gone")) for one in outcomes]
+    page = tmp_path / "report.html"
+    write_report(outcomes, ReportHeader("toy", "before"), gone, page)
+    write_tables(outcomes, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() == {"report.html", "errors.csv", "summary.csv"}
+    with limited_files(2_000):
+        with pytest.raises(OSError, match="File too large"):
+            write_report(outcomes, ReportHeader("toy", "after"), gone, page)
+        with pytest.raises(OSError, match="File too large"):
+            write_tables(outcomes[:50], tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_every_landmark_of_every_scan_is_a_line(report: Path) -> None:

@@ -4,7 +4,6 @@ import copy
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 from pathlib import Path
@@ -27,6 +26,7 @@ from app.training.fit.history import read_history
 from app.training.fit.loop import graceful_interrupt, optimiser_step
 from app.training.fit.network import normalise_channels_first
 from app.training.record import read_record
+from tests.support.full_disk import limited_files
 from tests.support.training_data import (
     SMALL,
     TILES,
@@ -110,13 +110,8 @@ def test_a_checkpoint_that_the_disk_does_not_take_leaves_the_one_before_and_says
 ) -> None:
     """A limit on the size of files stands for a full disk: the system refuses to write more."""
     save(tmp_path, {"network": nn.Linear(2, 2)}, 1, exported=False)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            save(tmp_path, {"network": nn.Linear(200, 200)}, 2, exported=False)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited_files(50_000), pytest.raises(OSError, match="File too large"):
+        save(tmp_path, {"network": nn.Linear(200, 200)}, 2, exported=False)
     assert resume(tmp_path, {"network": nn.Linear(2, 2)}) == (1, False)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 

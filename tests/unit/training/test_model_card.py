@@ -1,11 +1,11 @@
 """Sections of a model card."""
 
-import resource
 from pathlib import Path
 
 import pytest
 
 from app.training.evaluate.model_card import drop_sections, write_section
+from tests.support.full_disk import limited_files
 
 
 def test_a_section_of_a_card_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
@@ -40,12 +40,7 @@ def test_a_disk_that_is_full_leaves_what_people_wrote(tmp_path: Path) -> None:
     write_section(tmp_path, "a", "text")
     card.write_text(f"{card.read_text()}\nby hand\n")
     written = card.read_text()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_section(tmp_path, "a", "a longer text " * 10_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with limited_files(50_000), pytest.raises(OSError, match="File too large"):
+        write_section(tmp_path, "a", "a longer text " * 10_000)
     assert card.read_text() == written
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
