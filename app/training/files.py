@@ -2,6 +2,8 @@
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +26,23 @@ TABLES: Final = "crossvalidation"
 
 EXPORT_EVERY: Final = 500
 """Steps after which a training saves a checkpoint, writes the model and validates it."""
+
+
+@contextmanager
+def refuse_damaged(path: Path) -> Iterator[None]:
+    """Refuse a file of which a block of code cannot make what a training has written.
+
+    Raises:
+        StartupError: The block raises what a file raises that is cut off, or something else.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StartupError(
+            f"expected {path} as a training has written it, got {reason:.300}: restore it, or "
+            "train into another folder"
+        ) from error
 
 
 def describe_unfinished(folder: Path) -> str | None:

@@ -28,7 +28,7 @@ from app.training.data.mirror import with_mirror_images
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
 from app.training.data.summary import SpecimenSummary
-from app.training.files import CHECKPOINT, REFINE
+from app.training.files import CHECKPOINT, RECORD, REFINE, refuse_damaged
 from app.training.fit.canonical_pose import (
     fit_pose,
     has_pose,
@@ -244,16 +244,17 @@ def options_as_before(options: Options, record: dict[str, Any] | None) -> Option
     """Fill in what the options leave open from the record of the training that is resumed."""
     if record is None:
         return options
-    recipe = record["recipe"]
-    return replace(
-        options,
-        spacing_mm=options.spacing_mm or recipe["spacing_mm"],
-        radius_mm=options.radius_mm or recipe["radius_mm"],
-        tile=options.tile or (WHOLE if recipe["sees"] == "whole" else recipe["tile_shape"][0]),
-        intensity=options.intensity or IntensitySpec(**recipe["intensity"]),
-        batch=options.batch or recipe["batch"],
-        precision=options.precision or recipe.get("precision"),
-    )
+    with refuse_damaged(options.folder / RECORD):
+        recipe = record["recipe"]
+        return replace(
+            options,
+            spacing_mm=options.spacing_mm or recipe["spacing_mm"],
+            radius_mm=options.radius_mm or recipe["radius_mm"],
+            tile=options.tile or (WHOLE if recipe["sees"] == "whole" else recipe["tile_shape"][0]),
+            intensity=options.intensity or IntensitySpec(**recipe["intensity"]),
+            batch=options.batch or recipe["batch"],
+            precision=options.precision or recipe.get("precision"),
+        )
 
 
 def split_as_before(options: Options, checked: CheckedData, record: dict[str, Any] | None) -> Split:
@@ -286,7 +287,7 @@ def split_like_first(
 def held_out_of(record: dict[str, Any], checked: CheckedData) -> list[str]:
     """List the scans that a record holds out and that are still there."""
     names = {specimen.name for specimen in checked.specimens}
-    return [name for name in record["held_out"] if name in names]
+    return [name for name in record.get("held_out", ()) if name in names]
 
 
 def make_plan(

@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
 from app.durable import write_file
 from app.errors import BadParameter, StartupError
 from app.training.data.issues import shorten
-from app.training.files import CHECKPOINT, RECORD
+from app.training.files import CHECKPOINT, RECORD, refuse_damaged
 from app.training.options import Missing
 from app.training.recipe import Recipe
 from app.training.versions import find_taken_back
@@ -54,6 +57,20 @@ class Record:
         return table
 
 
+class _Table(TypedDict, total=False):
+    """What is read of a record; those of older releases lack some of it."""
+
+    recipe: dict[str, Any]
+    landmarks: list[str]
+    train: list[str]
+    held_out: list[str]
+    mirror: bool
+    seen_before: list[str]
+    digests: dict[str, str]
+    voxels: list[str]
+    start: str | None
+
+
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Read the record of a folder; None if it has none.
 
@@ -63,14 +80,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     path = folder / RECORD
     if not path.exists():
         return None
-    try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise StartupError(
-            f"expected {path} as a training has written it, got no JSON ({error}): restore it, or "
-            "train into another folder"
-        ) from error
-    return record
+    with refuse_damaged(path):
+        return {**TypeAdapter(_Table).validate_json(path.read_bytes())}
 
 
 def seen_by(record: Mapping[str, Any] | None) -> set[str]:
@@ -162,7 +173,10 @@ def check_alike(model: Path, fold: Path) -> None:
 
 def _choices(record: Mapping[str, Any]) -> dict[str, Any]:
     """Take what was chosen from a record, but for what is drawn or follows from the scans."""
-    chosen = {**record["recipe"], "landmarks": record["landmarks"], "mirror": record["mirror"]}
+    chosen = {
+        **record.get("recipe", {}),
+        **{key: record.get(key) for key in ("landmarks", "mirror")},
+    }
     return {name: value for name, value in chosen.items() if name not in ("seed", "tile_shape")}
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from app.durable import replacing
 from app.errors import BadParameter, StartupError
 from app.training.data.issues import shorten
 from app.training.data.split import check_train_only, subject_of
 from app.training.data.summary import SpecimenSummary
-from app.training.files import FOLDS
+from app.training.files import FOLDS, refuse_damaged
 
 FILE: Final = "folds.json"
 
@@ -167,13 +168,16 @@ def check_same_data(model: Path, folds: Folds, digests: Mapping[str, str]) -> No
 
 
 def read_folds(model: Path) -> Folds | None:
-    """Read the folds of a model; None if it has none."""
+    """Read the folds of a model; None if it has none.
+
+    Raises:
+        StartupError: They are damaged.
+    """
     path = model / FOLDS / FILE
     if not path.exists():
         return None
-    table = json.loads(path.read_text(encoding="utf-8"))
-    members = tuple(tuple(names) for names in table["members"])
-    return Folds(table["seed"], members, table["subjects"], table["digests"])
+    with refuse_damaged(path):
+        return TypeAdapter(Folds).validate_json(path.read_bytes())
 
 
 def untrained_landmarks(folds: Folds, specimens: Sequence[SpecimenSummary]) -> list[str]:

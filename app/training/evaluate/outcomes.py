@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from app.training.data.check_frames import read_in_frame
 from app.training.data.issues import print_warning
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.digits import format_number
-from app.training.files import OUTCOMES
+from app.training.files import OUTCOMES, refuse_damaged
 from app.training.options import Missing
 from app.voting import Landmark, Point, Status, positions_of
 
@@ -273,14 +273,21 @@ def write_outcomes(folder: Path, measured: Measurement) -> None:
 
 
 def read_outcomes(folder: Path) -> Measurement | None:
-    """Read ``outcomes.json``; None if there is none."""
+    """Read ``outcomes.json``; None if there is none.
+
+    Raises:
+        StartupError: It is damaged.
+    """
     path = folder / OUTCOMES
     if not path.exists():
         return None
-    table = json.loads(path.read_text(encoding="utf-8"))
-    outcomes = []
-    for row in table["outcomes"]:
-        points = {name: None if row[name] is None else np.array(row[name]) for name in POSITIONS}
-        warnings = tuple(row.get("warnings", ()))  # Of an older release: none.
-        outcomes.append(Outcome(**(row | points | {"warnings": warnings})))
-    return Measurement(tuple(outcomes), tuple(table["failures"]))
+    with refuse_damaged(path):
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return Measurement(tuple(map(_outcome, table["outcomes"])), tuple(table["failures"]))
+
+
+def _outcome(row: dict[str, Any]) -> Outcome:
+    """Make an outcome of what was written of it."""
+    points = {name: None if row[name] is None else np.array(row[name]) for name in POSITIONS}
+    warnings = tuple(row.get("warnings", ()))  # Of an older release: none.
+    return Outcome(**(row | points | {"warnings": warnings}))

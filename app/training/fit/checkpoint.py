@@ -56,11 +56,12 @@ def resume(folder: Path, parts: Mapping[str, Stateful]) -> tuple[int, bool]:
         return 0, False
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
-    except (RuntimeError, EOFError, UnpicklingError) as error:
+        step, states = int(state["step"]), [(part, state[name]) for name, part in parts.items()]
+    except (RuntimeError, EOFError, UnpicklingError, LookupError, TypeError, ValueError) as error:
         raise StartupError(
             f"expected {path} as a training has written it, got no checkpoint: restore it, or "
             "train into another folder"
         ) from error
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    return int(state["step"]), state.get("exported", True)
+    for part, inner in states:
+        part.load_state_dict(inner)
+    return step, state.get("exported", True)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 
 from app.durable import replacing
-from app.training.files import CURVES, HISTORY
+from app.training.files import CURVES, HISTORY, refuse_damaged
 
 SIZE_INCHES: Final = (7.0, 7.0)
 DPI: Final = 110
@@ -42,15 +42,19 @@ class HistoryRow:
 
 
 def read_history(folder: Path, steps: int) -> list[HistoryRow]:
-    """Read the history of a folder up to a step; empty if it has none."""
+    """Read the history of a folder up to a step; empty if it has none.
+
+    Raises:
+        StartupError: It is damaged.
+    """
     path = folder / HISTORY
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as lines:
+    with refuse_damaged(path), path.open(encoding="utf-8", newline="") as lines:
         cells = [
             {name: cell or None for name, cell in row.items()} for row in csv.DictReader(lines)
         ]
-    rows = TypeAdapter(list[HistoryRow]).validate_python(cells)
+        rows = TypeAdapter(list[HistoryRow]).validate_python(cells)
     return [row for row in rows if row.step <= steps]
 
 

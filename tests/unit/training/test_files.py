@@ -1,16 +1,20 @@
 """What the files of a training that has written no model yet say of its progress."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from app.errors import StartupError
 from app.training import describe_unfinished
-from app.training.files import CHECKPOINT, HISTORY, RECORD
+from app.training.data.folds import read_folds
+from app.training.evaluate.outcomes import read_outcomes
+from app.training.files import CHECKPOINT, FOLDS, HISTORY, OUTCOMES, RECORD
 from app.training.fit.checkpoint import resume, save
-from app.training.fit.history import HistoryRow, write_history
+from app.training.fit.history import HistoryRow, read_history, write_history
 from app.training.record import read_record
 
 
@@ -60,4 +64,40 @@ def test_a_damaged_file_is_named_and_said_how_to_go_on(tmp_path: Path, kept: int
     with pytest.raises(StartupError, match=rf"expected \S*{RECORD} as .* into another folder"):
         read_record(tmp_path)
     with pytest.raises(StartupError, match=rf"expected \S*{CHECKPOINT} as .* into another folder"):
+        resume(tmp_path, {"network": nn.Linear(2, 2)})
+
+
+FOREIGN = ["[]", '{"train": 7, "members": {}}', '"members"', "step\n1\n", "\x00"]
+READERS: list[tuple[str, Callable[[Path], object], list[str]]] = [
+    (RECORD, read_record, FOREIGN),
+    (f"{FOLDS}/folds.json", read_folds, FOREIGN),
+    (OUTCOMES, read_outcomes, [*FOREIGN, '{"outcomes": [{"scan": "a"}], "failures": []}']),
+    (
+        HISTORY,
+        lambda folder: read_history(folder, 10),
+        ["step\n1\n", "step,score_loss\n50,1.0\n5?,1"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "content"),
+    [(name, read, content) for name, read, contents in READERS for content in contents],
+)
+def test_a_file_of_something_else_is_refused_by_its_name(
+    name: str, read: Callable[[Path], object], content: str, tmp_path: Path
+) -> None:
+    """As of another program, or changed by hand: each was a traceback."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(
+        StartupError, match=rf"expected {path} as .* got \w+Error: .* another folder"
+    ):
+        read(tmp_path)
+
+
+def test_a_checkpoint_of_something_else_is_refused_by_its_name(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / CHECKPOINT)
+    with pytest.raises(StartupError, match=rf"expected \S*{CHECKPOINT} as .* got no checkpoint"):
         resume(tmp_path, {"network": nn.Linear(2, 2)})
