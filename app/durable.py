@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, survive a power failure, or are one process's alone."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -48,7 +49,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield where to write a file, which takes its place once the block ends without an error.
 
     Whenever the process or the machine stops, the file is as it was before, or as it shall be.
-    Afterwards it is as it shall be.
+    Afterwards it is as it shall be. Who may read and write it stays as it was.
     """
     # Several processes may write one file at once, such as the first folds of a training; and the
     # name may be as long as any may be.
@@ -57,6 +58,8 @@ def replacing(path: Path) -> Iterator[Path]:
         with naming(path, instead_of=partial):
             yield partial
             sync(partial)
+            if path.exists():
+                partial.chmod(stat.S_IMODE(path.stat().st_mode))
             partial.replace(path)
             sync(path.parent)
     finally:

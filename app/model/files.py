@@ -96,9 +96,10 @@ def parse_tensors(folder: Path, key: str, data: bytes) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, or replace it, for all to read: a service may be another user.
+    """Write a safetensors file, a new one for all to read, or replace it.
 
-    A tensor of several names is stored under the first of them; the loader knows the others.
+    A service may be another user. A tensor of several names is stored under the first of them; the
+    loader knows the others.
 
     Raises:
         OSError: The disk takes no more. So it is made in memory: safetensors would raise another.

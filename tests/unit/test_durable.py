@@ -1,6 +1,7 @@
 """Durable files: the old content or the new one, whenever the process is killed."""
 
 import os
+import stat
 import subprocess
 import sys
 from functools import partial
@@ -92,6 +93,18 @@ def test_fault_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"No such file|directory") as caught:
             write_file(path, NEW)
         assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o444])
+def test_a_file_that_is_replaced_stays_for_whom_it_was(tmp_path: Path, mode: int) -> None:
+    """A table of patients that its owner alone might read became one for all."""
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    path.chmod(mode)
+    with replacing(path) as partial:
+        partial.write_bytes(NEW)
+        partial.chmod(0o644)
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (NEW, mode)
 
 
 def test_block_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:

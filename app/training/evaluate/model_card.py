@@ -54,7 +54,7 @@ def drop_sections(folder: Path, *keys: str) -> None:
 
 
 def _write(path: Path, card: str) -> None:
-    """Write a model card, for all to read: a service may be another user."""
+    """Write a model card, a new one for all to read: a service may be another user."""
     with replacing(path) as partial:
         partial.write_text(card, encoding="utf-8")
         partial.chmod(0o644)
