@@ -60,7 +60,10 @@ def require_extra() -> None:
 
 
 def load_model(folder: Path, device: str) -> "LoadedModel":
-    """Load a model folder on a device; TorchScript only if the settings allow it.
+    """Load a model folder on a device, as a service with the same settings does.
+
+    Its precision is theirs, too, so that what is measured is what a service answers; TorchScript is
+    loaded only if they allow it.
 
     Raises:
         ModelRefused: The folder breaks the contract.
@@ -68,8 +71,9 @@ def load_model(folder: Path, device: str) -> "LoadedModel":
     from app.compute import choose_device
     from app.inference import load_checked
 
-    allow = read_settings().allow_torchscript
-    return load_checked(folder, choose_device(device), allow_torchscript=allow)
+    settings = read_settings()
+    allow = settings.allow_torchscript
+    return load_checked(folder, choose_device(device), settings.precision, allow_torchscript=allow)
 
 
 def pair_scans(scans: Path, landmarks: Path, only: Sequence[str]) -> "list[SpecimenFiles]":

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.measurements import MeasurementSpec
-from app.training.cli.arguments import make_console
+from app.training.cli.arguments import load_model, make_console
 from app.training.data.issues import Issue, issue_table
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.digits import format_number
@@ -31,7 +31,9 @@ from app.training.evaluate.tables import (
 )
 from app.training.tools.make_phantoms import make_phantoms
 from tests.support.full_disk import limited_files
+from tests.support.model_folders import make_model_folder
 from tests.support.outcomes import outcome
+from tests.unit.model.test_precision import verify_in
 from tests.unit.training.test_synthetic_crops import slope
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "phantom"
@@ -71,6 +73,17 @@ def report(phantoms: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("", "bfloat16"), ("float32", "float32")])
+def test_a_model_is_measured_in_the_precision_that_it_is_served_in(
+    setting: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was measured in float32, so that no table told of the errors of what was served."""
+    folder = verify_in(make_model_folder(tmp_path), "bfloat16 = 0.01")
+    monkeypatch.setattr("app.model.registry.fast_precisions", lambda _device: ("bfloat16",))
+    monkeypatch.setenv("LANDMARKD_PRECISION", setting)
+    assert load_model(folder, "cpu").network.precision == expected
 
 
 def test_a_disk_that_is_full_leaves_tables_and_page_as_they_were(tmp_path: Path) -> None:
