@@ -109,13 +109,13 @@ def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console
                     f"{lost} steps up to {step + 1} of {recipe.steps}; train anew, in another "
                     f"folder, at a smaller --rate than {recipe.rate:g}"
                 )
-            if (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
+            if is_exported := (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
                 save(plan.folder, parts, step + 1, exported=False)
                 progress.record_validation(step + 1, export(network, plan, device, console))
                 save(plan.folder, parts, step + 1, exported=True)
-            elif stop.is_set():
-                save(plan.folder, parts, step + 1, exported=False)
             if stop.is_set():
+                if not is_exported:
+                    save(plan.folder, parts, step + 1, exported=False)
                 progress.record_interruption(step + 1)
                 return False
     return True

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,26 @@ def test_interrupted_training_resumes_to_the_same_weights_as_an_uninterrupted_on
     weights = [load_file(folder / "weights.safetensors") for folder in (plain, broken)]
     for name, tensor in weights[0].items():
         assert torch.equal(weights[1][name], tensor), name
+
+
+def test_an_interrupt_at_any_moment_of_a_step_is_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One between two looks at it said that the training resumes from there, and saved nothing."""
+
+    class Late(threading.Event):
+        looks = 0
+
+        def is_set(self) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+    monkeypatch.setattr(loop, "graceful_interrupt", lambda: nullcontext(Late()))
+    words = ("train", *inputs(data, tmp_path / "mine"), *TILES, "--steps", 5)
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == INTERRUPTED
+    (last,) = read_history(tmp_path / "mine", 5)
+    assert torch.load(tmp_path / "mine" / "checkpoint.pt")["step"] == last.step
 
 
 def test_a_finished_training_whose_model_was_not_written_writes_it(
