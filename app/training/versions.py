@@ -210,7 +210,8 @@ def _split(version: str) -> tuple[str, int, str]:
 
 
 def _beside(folder: Path, which: str) -> Path:
-    name = folder.resolve().name
+    """Name the folder of a version: beside a link's target, by the link's name, the model's."""
+    name = folder.absolute().name
     return folder.resolve().parent / f".{name}" / which / name
 
 

@@ -161,7 +161,7 @@ def _reload(url: str | None, model: Path, console: Console) -> None:
 
     headers = bearer(os.environ.get(API_KEY))
     address = hide_password(url)
-    path = f"{service_url(url).rstrip('/')}/v1/models/{model.resolve().name}/reload"
+    path = f"{service_url(url).rstrip('/')}/v1/models/{model.name}/reload"
     try:
         with httpx.Client(headers=headers, timeout=RELOAD_S, mounts=NO_PROXY) as client:
             response = client.post(path)

@@ -5,6 +5,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ from app.cli.main import app
 from app.errors import BadParameter, StartupError
 from app.training import versions
 from app.training.cli.arguments import REQUIRED
+from tests.support.training_data import landmarkd
 
 ROOT = Path(__file__).resolve().parents[3]
 MODELS = str(ROOT / "models")
@@ -74,6 +76,25 @@ def test_a_service_is_asked_to_reload_at_an_address_without_a_scheme(
     words = ["learn", str(tmp_path), "--back", "--url", "anna:secret@127.0.0.1:1"]
     with pytest.raises(BadParameter, match=refused):
         CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_a_service_is_asked_for_a_linked_model_by_the_name_of_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves the model by that name, and was asked for the name of the target."""
+    (tmp_path / "toy").symlink_to(tmp_path / "toy-v3")
+    (tmp_path / "toy-v3").mkdir()
+    asked: list[str] = []
+
+    def answer(_client: httpx.Client, address: str) -> httpx.Response:
+        asked.append(address)
+        return httpx.Response(200)
+
+    monkeypatch.setattr(versions, "put_back", lambda _: ("1.1.1", "1.1.0"))
+    monkeypatch.setenv("LANDMARKD_API_KEY", "key")
+    monkeypatch.setattr(httpx.Client, "post", answer)
+    landmarkd("learn", tmp_path / "toy", "--back", "--url", "http://127.0.0.1:1")
+    assert asked == ["http://127.0.0.1:1/v1/models/toy/reload"]
 
 
 def test_the_service_and_detection_run_without_the_extra(tmp_path: Path) -> None:

@@ -69,18 +69,25 @@ def test_no_two_versions_have_the_same_number(tmp_path: Path) -> None:
     assert version_of(prepare_next(folder)) == "1.0.4"
 
 
-def test_link_to_a_model_leads_to_the_version_in_place(tmp_path: Path) -> None:
-    """Its target may be on another disk, where no exchange with the link itself is possible."""
+@pytest.mark.parametrize("target", ["toy", "toy-v3"])
+def test_link_to_a_model_leads_to_the_version_in_place(tmp_path: Path, target: str) -> None:
+    """Its target may be on another disk, where no exchange with the link itself is possible.
+
+    Where it had another name than the link, the next version was refused for that name.
+    """
     (tmp_path / "models").mkdir()
     (tmp_path / "disk").mkdir()
-    folder = make_model_folder(tmp_path / "disk")
-    link = tmp_path / "models" / folder.name
+    made = make_model_folder(tmp_path / "disk")
+    folder = made.rename(made.with_name(target))
+    link = tmp_path / "models" / made.name
     link.symlink_to(folder)
-    put_in_place(prepare_next(link), link)
+    candidate = prepare_next(link)
+    assert version_of(candidate) == "1.0.1"
+    put_in_place(candidate, link)
     assert link.is_symlink()
-    assert (version_of(folder), version_of(link)) == ("1.0.1", "1.0.1")
+    assert (version_of(link), link.resolve()) == ("1.0.1", folder)
     assert put_back(link) == ("1.0.1", "1.0.0")
-    assert (link.is_symlink(), version_of(folder)) == (True, "1.0.0")
+    assert (version_of(link), link.resolve()) == ("1.0.0", folder)
 
 
 def test_process_killed_at_any_step_leaves_a_whole_model_in_place(tmp_path: Path) -> None:
