@@ -301,10 +301,13 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
 
     Regions go to the second network if there is one, as the answers come from it. Those based on
     folds are also described in the model card.
+
+    The second network's is written first: with half of both, the hash of it in the first one's does
+    not fit, so that nobody serves these.
     """
     refine = read_manifest(folder).refine
     folders = [folder] if refine is None else [folder, folder / refine.folder]
-    for inner, thresholds in zip(folders, calibration.thresholds, strict=True):
+    for inner, thresholds in reversed([*zip(folders, calibration.thresholds, strict=True)]):
         regions = calibration.regions if inner == folders[-1] else {}
         with editing(inner) as document:
             write_landmarks(document["landmarks"], regions, thresholds)
@@ -321,8 +324,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
             if (scale := calibration.interval_scale) is not None:
                 for measurement in document.get("measurements", []):
                     measurement["interval_scale"] = _round_up(scale)
-    with editing(folder) as document:
-        update_hashes(folder, document)
+            update_hashes(inner, document)
     if calibration.folded:
         text = f"By `landmarkd calibrate`: {calibration.summary()}."
         write_section(folder, REGIONS, f"## 95 % regions\n\n{text}")

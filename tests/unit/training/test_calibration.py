@@ -3,6 +3,8 @@
 import io
 import shutil
 from collections.abc import Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from app.cli.main import app
 from app.errors import BadParameter
 from app.inference import Uncertainty
 from app.inference.load import load_checked
-from app.model import LoadedModel, editing
+from app.model import LoadedModel, editing, hash_file
 from app.model.manifest import read_manifest
 from app.training.calibrate import calibration_runs
 from app.training.calibrate.calibration import (
@@ -37,6 +39,7 @@ from app.training.data.folds import Folds
 from app.training.data.specimens import SpecimenFiles, pair_files
 from app.training.evaluate.model_card import REGIONS, write_section
 from app.training.options import Missing
+from tests.support.killing import killed_at
 from tests.support.model_folders import make_model_folder
 from tests.support.outcomes import outcome
 from tests.support.training_data import BLOBS, SMALL, landmarkd, write_specimens
@@ -324,3 +327,30 @@ def test_regions_are_written_where_the_answers_come_from(trained: Path) -> None:
     assert {landmark.region95_mm for landmark in inner} == {0.433}
     loaded = load_checked(trained / "mine", torch.device("cpu")).manifest
     assert (loaded.name, loaded.precision.bfloat16) == ("mine", 0.01)
+
+
+def test_killed_calibration_never_serves_new_thresholds_with_old_regions(
+    trained: Path, tmp_path: Path
+) -> None:
+    """What is half written is refused, and its hashes put right by ``landmarkd check --write``."""
+    specs = read_manifest(trained / "mine").landmarks
+    regions = calibrate_regions([outcome(0.6, scan=str(i)) for i in range(30)], specs)
+    assert regions is not None
+    chosen = Thresholds((0.33,) * len(BLOBS), 0, Masses(np.ones(3), np.zeros(3)))
+    usual = Uncertainty(None, None)
+    calibration = Calibration(regions, [chosen, chosen], None, 0.7, usual, "", folded=False)
+    states = set()
+    for step in count():
+        folder = Path(shutil.copytree(trained / "mine", tmp_path / str(step) / "mine"))
+        is_killed = killed_at(step, partial(write_calibration, folder, calibration))
+        new = [
+            {one.presence_threshold for one in read_manifest(inner).landmarks} == {0.33}
+            for inner in (folder, folder / "refine")
+        ]
+        promised = read_manifest(folder).refine
+        assert promised is not None
+        fits = promised.sha256 == hash_file(folder / "refine" / "model.toml")
+        states.add((*new, fits))
+        if not is_killed:
+            break
+    assert states == {(False, False, True), (False, True, False), (True, True, True)}
