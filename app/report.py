@@ -7,10 +7,13 @@ an extra, so that it is imported only where a figure is made.
 
 import base64
 import io
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
+
+from app.errors import show_controls
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,10 +52,17 @@ figcaption { font-size: 0.85rem; }
 """
 
 
+FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What no XML may hold, and so no SVG (XML 1.0, 2.2): most control characters."""
+
+
 def make_page(title: str, parts: Iterable[str]) -> str:
     """Make a page of a title, which is plain text, and parts, which are HTML."""
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{PAGE_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
+    body = "".join(parts)
+    return _spell_out(
+        f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+    )
 
 
 def make_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -96,4 +106,9 @@ def write_svg(figure: "Figure") -> str:
         # Matplotlib lacks a glyph only to measure it.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return file.getvalue()
+    return _spell_out(file.getvalue())
+
+
+def _spell_out(markup: str) -> str:
+    """Write what would make a file invalid, such as of a name, as escapes that people can read."""
+    return FORBIDDEN.sub(lambda found: show_controls(found[0]), markup)
