@@ -120,8 +120,8 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         status = FCSV_UNDEFINED if landmark.lps_mm is None else FCSV_DEFINED
         position = landmark.lps_mm or (0, 0, 0)
         flags = (0, 0, 0, 1, 1, 1, 0)  # orientation as a quaternion, visible, selected, locked
-        # Readers of such a list take each line for a row, or for a remark.
-        description = " ".join(_described(landmark).splitlines())
+        # Readers take each line for a row, or for a remark; a label may take half of one.
+        description = " ".join(_described(landmark, max_bytes=300).splitlines())
         rows.append((number, *position, *flags, landmark.name, description, "", status, 0))
     told = (*answer.warnings, *map(_measured, answer.measurements))
     remarks = "".join(f"# {line}\n" for one in told for line in wrap(one, 250))
@@ -226,7 +226,7 @@ def _measured(measurement: MeasurementAnswer) -> str:
     return f"{measurement.name}: {value} ({_interval(measurement)})"
 
 
-def _described(landmark: LandmarkAnswer) -> str:
+def _described(landmark: LandmarkAnswer, max_bytes: int | None = None) -> str:
     """Describe a landmark, with what Slicer has no place for: status or region, or who decided."""
     region_mm = landmark.region95_mm
     if landmark.decided_by == "network" and landmark.status != "detected":
@@ -237,7 +237,8 @@ def _described(landmark: LandmarkAnswer) -> str:
         remark = "marked absent by a person"
     else:
         remark = f"{'placed' if landmark.confidence is None else 'accepted'} by a person"
-    return "; ".join(filter(None, (landmark.description, remark)))
+    told = landmark.description.encode()[:max_bytes].decode(errors="ignore")
+    return "; ".join(filter(None, (told, remark)))
 
 
 def _certainty(landmark: LandmarkAnswer) -> float:
@@ -250,8 +251,7 @@ def _interval(measurement: MeasurementAnswer) -> str:
     """Describe how sure a measurement is."""
     if measurement.interval95 is None:
         return measurement.reason
-    low, high = measurement.interval95
-    return f"95 % interval {low:.4g} to {high:.4g}"
+    return "95 % interval {:.4g} to {:.4g}".format(*measurement.interval95)
 
 
 def _markups(

@@ -189,6 +189,20 @@ def test_slicer_list_has_a_long_warning_on_lines_that_its_reader_can_hold() -> N
     assert warning in content.decode().replace("\n# ", " ")
 
 
+@pytest.mark.parametrize("letter", ['"', "\N{BONE}", "x"])
+def test_slicer_list_has_a_long_description_as_far_as_its_reader_can_hold_a_line(
+    letter: str,
+) -> None:
+    """It has 1024 bytes for one; landmarks may have descriptions of any length."""
+    (landmark,) = answer_of({"a" * 128: (1.0, 2.0, 3.0)}).landmarks
+    changes = {"description": letter * 1200, "region95_mm": 0.5}
+    answer = answer_of({}).model_copy(update={"landmarks": [landmark.model_copy(update=changes)]})
+    content = write_fcsv(answer)
+    assert max(map(len, content.split(b"\n"))) < 1024
+    (row,) = csv.reader(content.decode().splitlines()[-1:])
+    assert row[12] == letter * (300 // len(letter.encode())) + "; 95 % within 0.5 mm"
+
+
 def test_number_that_is_not_finite_becomes_null() -> None:
     (landmark,) = answer_of({"a": (1.0, 2.0, 3.0)}).landmarks
     assert landmark.coherence is None
