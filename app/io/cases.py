@@ -36,7 +36,8 @@ WIDENED: Final = {np.dtype(bool): np.uint8, np.dtype(np.float16): np.float32}
 
 def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
     """Write a NIfTI-1 file, not compressed, whose affine is in mm, RAS."""
-    voxels = voxels.astype(WIDENED.get(voxels.dtype, voxels.dtype), copy=False)
+    kind = voxels.dtype.newbyteorder("=")  # A float16 of the other order is another key.
+    voxels = voxels.astype(WIDENED.get(kind, kind), copy=False)
     image = nib.Nifti1Image(voxels, affine, dtype=voxels.dtype)
     image.header.set_xyzt_units("mm")
     return bytes(image.to_bytes())

@@ -137,8 +137,11 @@ def test_nifti_is_read_back_with_its_type() -> None:
         assert_allclose(volume.affine, AFFINE, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "written"), [(np.bool_, "uint8"), (np.float16, "float32")])
-def test_types_that_nifti_lacks_are_written_as_wider_ones(dtype: type, written: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "written"),
+    [("bool", "uint8"), ("float16", "float32"), (">f2", "float32"), (">f4", "float32")],
+)
+def test_types_that_nifti_lacks_are_written_as_wider_ones(dtype: str, written: str) -> None:
     """An image of napari may have any type."""
     voxels: np.ndarray = (counting() / 7).astype(dtype)
     volume = read_volume(write_nifti(voxels, AFFINE))
