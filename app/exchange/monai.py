@@ -148,7 +148,7 @@ def _read_option(option: str) -> tuple[str, Any]:
         )
     try:
         read = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # Such as of a number of 5,000 digits.
         return key, value
     return key, read if "." in key or isinstance(read, str) else value  # version=2.0 is a text.
 

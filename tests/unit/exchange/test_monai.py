@@ -194,6 +194,15 @@ def test_tiles_that_no_literal_describes_are_asked_for(tmp_path: Path) -> None:
     assert (spec.tile_layout, spec.tile_shape) == ("monai", PATCH)
 
 
+@pytest.mark.parametrize("value", ["[" * 90_000, "9" * 5_000])
+def test_a_value_that_nobody_means_is_refused_for_its_key(value: str, tmp_path: Path) -> None:
+    """Each was a traceback."""
+    bundle = write_bundle(tmp_path / "bundle", build())
+    with pytest.raises(ModelRefused, match=r"radius_mm: Input should be a valid number") as caught:
+        import_monai(bundle, tmp_path / "blobs", given=[f"voting.radius_mm={value}"])
+    assert len(str(caught.value)) < 500
+
+
 def test_manifest_says_what_the_bundle_says(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle", build())
     manifest = read_manifest(import_monai(bundle, tmp_path / "blobs", given=[RADIUS_MM]))
