@@ -41,6 +41,10 @@ LAYOUT_WORDS: Final = {
 BLOCK_SIZE: Final = 1 << 23
 """Voxels times landmarks filtered at once: the number of votes is checked after each block."""
 
+MIN_BLOCK_SIZE: Final = 1 << 17
+"""Where there may be few votes, as memory is short, a block holds no more than these; but so many,
+whose votes take 5 MB: smaller ones take longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -195,7 +199,7 @@ def filter_in_blocks(
         TooLarge: There are more votes.
     """
     parts: list[Found] = []
-    for block, placement in _blocks(field):
+    for block, placement in _blocks(field, min(BLOCK_SIZE, max(MIN_BLOCK_SIZE, max_votes))):
         check_cancelled()
         parts.append(filter_block(block, threshold, placement=placement))
         if sum(len(part) for part in parts) > max_votes:
@@ -206,10 +210,10 @@ def filter_in_blocks(
     return parts
 
 
-def _blocks(field: Field) -> Iterator[tuple[Field, Placement]]:
+def _blocks(field: Field, size: int) -> Iterator[tuple[Field, Placement]]:
     """Divide a field into blocks along i, and too large planes along j, in voxel order."""
     _, landmarks, depth, height, width = field.offsets.shape
-    rows = max(1, BLOCK_SIZE // (landmarks * width))
+    rows = max(1, size // (landmarks * width))
     planes, columns = max(1, rows // height), min(rows, height)
     for i in range(0, depth, planes):
         for j in range(0, height, columns):

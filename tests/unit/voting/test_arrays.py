@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.errors import BadArrays, BadParameter, TooLarge
+from app.inference.votes_request import VOTE_BYTES
 from app.model.outputs import Field
 from app.voting.arrays import (
     Array,
@@ -227,3 +228,15 @@ def test_more_votes_than_allowed_are_refused_before_all_are_collected(
     with pytest.raises(TooLarge, match="expected at most 20 votes at threshold 0"):
         filter_in_blocks(field, 0.0, some_rows, 20, lambda: calls.append(None))
     assert len(calls) < 10  # of 100 blocks: of its rows, many lie outside the sample
+
+
+def test_too_many_votes_take_no_more_memory_than_as_many_as_there_may_be() -> None:
+    field = random_field((70, 60, 80), 3)
+    filter_votes(random_field((7, 6, 8), 3), 0.0)  # What is imported or compiled now is not.
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge, match=f"expected at most {1 << 17:,} votes"):
+            filter_in_blocks(field, 0.0, filter_votes, 1 << 17, lambda: None)
+        assert tracemalloc.get_traced_memory()[1] < VOTE_BYTES << 17
+    finally:
+        tracemalloc.stop()
