@@ -116,10 +116,12 @@ class JobFolder:
             NotStored: The disk took no more.
         """
         with self._mutex, _as_not_stored():
-            # Each by itself: they are gone even if what follows is refused for want of room.
+            # Each by itself: they are gone even if what follows is refused for want of room. That
+            # may remove files, after which a full disk lets them go.
             for job in tuple(self._abandoned):
-                self._db.execute("DELETE FROM job WHERE id = ?", (job,))
-                self._abandoned.remove(job)
+                with suppress(sqlite3.OperationalError):
+                    self._db.execute("DELETE FROM job WHERE id = ?", (job,))
+                    self._abandoned.remove(job)
             zero_s = time.time() - elapsed_s()
             if abs(zero_s - self._zero_s) < CLOCK_S:
                 zero_s = self._zero_s
@@ -155,8 +157,15 @@ class JobFolder:
             )
 
     def forget(self, job: str) -> None:
-        """Remove a job, or an upload; its file goes first, which gives room on a full disk."""
+        """Remove a job, or an upload; its file goes first, which gives room on a full disk.
+
+        Raises:
+            NotStored: The disk does not let the file go; or not the rest, which then goes with the
+                next change: without its file it can be found and removed by nobody.
+        """
         self.files.remove(job)
+        with self._mutex:
+            self._abandoned.add(job)
         with self.transaction() as db:
             db.execute("DELETE FROM job WHERE id = ?", (job,))
 

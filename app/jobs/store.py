@@ -115,6 +115,9 @@ class JobStore:
 
         Returns:
             Whether it was still wanted.
+
+        Raises:
+            NotStored: The disk took no more, or did not let the file go; another call goes on.
         """
         with self.folder.transaction() as db:
             settled = db.execute(
@@ -124,13 +127,15 @@ class JobStore:
             ).rowcount
             extra = settled * max(0, len(outcome.encode()) - SCAN_BYTES)
             db.execute("UPDATE job SET bytes = bytes + ? WHERE id = ?", (extra, claim.job))
-            finished = db.execute(
+            db.execute(
                 "UPDATE job SET finished_s = ?, bytes = bytes - file_bytes, file_bytes = 0"
                 " WHERE id = ? AND finished_s IS NULL AND NOT EXISTS"
                 " (SELECT 1 FROM scan WHERE job = job.id AND state IN ('queued', 'running'))",
                 (time.time(), claim.job),
-            ).rowcount
-        if finished:
+            )
+            unfinished = "SELECT 1 FROM job WHERE id = ? AND finished_s IS NULL"
+            is_needed = db.execute(unfinished, (claim.job,)).fetchone() is not None
+        if not is_needed:
             self.folder.files.remove(claim.job)
         return bool(settled)
 

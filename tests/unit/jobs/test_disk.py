@@ -1,0 +1,46 @@
+"""What is kept of jobs, where the disk takes a part of what is to go with them."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.errors import NotStored
+from app.jobs import JobFolder
+from app.jobs.store import JobStore
+from app.jobs.uploads import UPLOAD_BYTES, UploadStore
+from tests.unit.jobs import DAY_S, ENOUGH, MODEL, opened_databases, order
+
+
+def test_file_that_the_disk_does_not_let_go_goes_when_it_is_tried_again(tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        store = JobStore(folder)
+        job = store.accept(order(), b"scan", None)
+        claim = store.claim([MODEL])
+        assert claim is not None
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(Path, "unlink", refuse)
+            with pytest.raises(NotStored):
+                store.settle(claim, "done", "{}")
+        assert [path.name for path in (tmp_path / "scans").iterdir()] == [job]
+        store.settle(claim, "done", "{}")  # As the runner does.
+        assert list((tmp_path / "scans").iterdir()) == []
+        assert store.outcome("anna", job, 0)[2] == "{}"
+
+
+def test_upload_of_which_only_the_file_goes_is_charged_until_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = opened_databases(monkeypatch)
+    with closing(JobFolder(tmp_path, UPLOAD_BYTES, DAY_S)) as folder:
+        store = UploadStore(folder)
+        given_up = store.start(order(), 0)
+        opened[0].execute("PRAGMA query_only = ON")
+        with pytest.raises(NotStored):
+            store.discard(given_up)
+        opened[0].execute("PRAGMA query_only = OFF")
+        store.start(order("bert"), 0)
+        assert folder.usage.bytes == UPLOAD_BYTES
