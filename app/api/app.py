@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Final
 
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from app.api.cases import CaseStore, cases_router
 from app.api.dependencies import Shared
@@ -18,6 +19,7 @@ from app.api.models import models_router
 from app.api.openapi import DESCRIPTION, openapi_router
 from app.api.origin import make_origin_check
 from app.api.problems import describe_problem, install_problem_handlers
+from app.api.request_log import PROBES
 from app.api.scans.heatmaps import heatmaps_router
 from app.api.scans.jobs import jobs_router
 from app.api.scans.landmarks import landmarks_router
@@ -56,7 +58,7 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
     Returns:
         The application. It is live at once, and ready when its models are loaded.
     """
-    metrics = Metrics()
+    metrics = Metrics(_counted_routes())
     page_files()  # Here, where no event loop waits for the disk.
 
     @asynccontextmanager
@@ -96,6 +98,12 @@ def create_app(settings: Settings, on_fatal: Callable[[], None] = lambda: None) 
     for router in ROUTERS:
         app.include_router(router)
     return app
+
+
+def _counted_routes() -> set[str]:
+    """List the templates of the routes whose requests are counted."""
+    routes = (route for router in ROUTERS for route in router.routes)
+    return {route.path for route in routes if isinstance(route, Route)} - {*PROBES}
 
 
 def _tell_body_limit(settings: Settings, engine: Engine) -> None:

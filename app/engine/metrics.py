@@ -1,7 +1,8 @@
 """Prometheus metrics of one application, in a registry of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from itertools import product
 from typing import Final, Literal
 
 from prometheus_client import (
@@ -28,18 +29,27 @@ FAULTS: Final = ("out-of-memory", "tile", "self-check", "thread")
 FAILURES: Final = ("internal", "network-failed", "does-not-fit", "given-up")
 """Kinds of faults, and codes of scans of jobs that fail because of the service. They are counted
 from 0 on: of a counter that first shows up at 1, Prometheus sees no increase, and alerts nobody."""
+WATCHED: Final = (
+    "internal", "network-failed", "does-not-fit", "not-ready", "not-stored", "queue-full",
+    "deadline-exceeded",
+)  # fmt: skip
+"""Codes of requests that alerts watch; likewise, for each route."""
+DROPPED: Final = ("cancelled", "late")
 VOXELS: Final = (1e4, 1e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 
 
 class Metrics:
     """The service's counters and histograms; those without an underscore are counted in directly.
 
+    Args:
+        routes: Templates of the routes of which requests are expected.
+
     Attributes:
         registry: All of them.
         shown: What ``render`` writes: the registry, unless that is to be labelled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self.shown: Collector = self.registry
         ProcessCollector(registry=self.registry)
@@ -71,6 +81,10 @@ class Metrics:
             self.faults.labels(kind)
         for code in FAILURES:
             self.job_scans.labels(code)
+        for why in DROPPED:
+            self._dropped.labels(why)
+        for route, code in product(routes, WATCHED):
+            self._requests.labels(route, code)
 
     def observe_request(self, route: str, code: str, seconds: float) -> None:
         """Record a request that was answered.

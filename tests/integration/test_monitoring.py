@@ -13,10 +13,18 @@ import httpx
 import pytest
 from prometheus_client import Metric
 
+from app.api.request_log import PROBES
 from app.engine import Metrics
 from tests.benchmarks.servers import free_port
 from tests.support.metrics_page import METRICS_PAGE, collect_metrics, metrics_page
-from tests.support.services import RAW, ServiceProcess, toy_models, toy_scan
+from tests.support.services import (
+    RAW,
+    ServiceProcess,
+    running,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "monitoring"
 DASHBOARD = FOLDER / "grafana" / "landmarkd.json"
@@ -101,6 +109,18 @@ def test_faults_and_failures_of_jobs_are_counted_from_0_on() -> None:
         assert f'landmarkd_faults_total{{kind="{kind}"}} 0.0\n' in new
     for code in rule[1].split("|"):
         assert f'landmarkd_job_scans_total{{code="{code}"}} 0.0\n' in new
+
+
+def test_requests_that_alerts_watch_are_counted_from_0_on(tmp_path: Path) -> None:
+    rules = re.findall(r'requests_total\{code=~"([^"]+)"', (FOLDER / "alerts.yml").read_text())
+    codes = {code for rule in rules for code in rule.split("|")}
+    assert len(codes) == 7
+    with running(toy_settings(toy_models(tmp_path))) as client:
+        described = client.get("/openapi.json").json()["paths"]
+        new = client.get("/metrics").text
+    for route in described.keys() - {*PROBES}:
+        for code in codes:
+            assert f'landmarkd_requests_total{{code="{code}",route="{route}"}} 0.0\n' in new
 
 
 OUTAGES: dict[str, tuple[dict[str, str], set[str]]] = {

@@ -17,11 +17,11 @@ INTRODUCTION: Final = """\
 # Metrics
 
 `/metrics` tells these, in the Prometheus format. Counters begin at 0 when the service starts; those
-with labels have no sample before their first event, but for the faults, and failures of jobs, that
-alerts watch. A histogram has samples that end in `_bucket`, `_sum` and `_count`; samples that end
-in `_created` say since when it, or a counter, counts. Those of jobs and uploads are there where
-`LANDMARKD_JOBS` is set. [Deployment](deployment.md#monitoring) has Prometheus, alerts and a
-dashboard for them, and says what some mean for an operator.
+with labels have no sample before their first event, but for the faults, and failures of requests
+and jobs, that alerts watch. A histogram has samples that end in `_bucket`, `_sum` and `_count`;
+samples that end in `_created` say since when it, or a counter, counts. Those of jobs and uploads
+are there where `LANDMARKD_JOBS` is set. [Deployment](deployment.md#monitoring) has Prometheus,
+alerts and a dashboard for them, and says what some mean for an operator.
 
 This page is generated from a running service by `python -m tests.support.metrics_page`; do not edit
 it.
