@@ -110,10 +110,11 @@ class JobRunner:
         return await _in_turn(self._writing, client, self._file_pool, function)
 
     async def accept(self, client: str, keep: Callable[[], T]) -> T:
-        """Have a job of a client kept, and then run; raises as ``keep``."""
-        kept = await self.write(client, keep)
-        self._changed.set()
-        return kept
+        """Have a job of a client kept, and then run; raises as ``keep``, which may have kept it."""
+        try:
+            return await self.write(client, keep)
+        finally:
+            self._changed.set()
 
     def cancel(self, job: str) -> None:
         """End the runs of a job that was removed."""

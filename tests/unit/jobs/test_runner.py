@@ -15,10 +15,11 @@ import pytest
 
 from app.api.problems import describe_problem
 from app.engine import Engine, Metrics
-from app.errors import NotAVolume, UnknownModel
+from app.errors import NotAVolume, NotStored, UnknownModel
 from app.inference import Detection
 from app.io import ReadinessAnswer
 from app.jobs import JobFolder, JobRunner
+from app.jobs.files import not_stored
 from app.jobs.records import Claim, KeptJob, State
 from app.jobs.runner import MAX_ATTEMPTS
 from app.jobs.store import JobStore
@@ -179,6 +180,26 @@ def test_scan_whose_model_goes_once_it_was_chosen_waits_for_it(
         assert again is not None
         assert again.attempts == 1
         await stopped(runner, running, lost)
+
+    asyncio.run(scenario())
+
+
+def test_job_that_was_kept_before_its_acceptance_failed_is_run(tmp_path: Path) -> None:
+    """As where the disk takes it, and does not give it again to be described."""
+
+    async def scenario() -> None:
+        engine, runner, running = started(tmp_path)
+
+        def keep() -> str:
+            runner.store.accept(order(), b"scan", None)
+            raise not_stored()
+
+        await steps()  # By now the runner has found nothing to do.
+        with pytest.raises(NotStored):
+            await runner.accept("anna", keep)
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.asked.wait()
+        await stopped(runner, running, threading.Event())
 
     asyncio.run(scenario())
 
