@@ -116,11 +116,13 @@ class ScanFiles:
         with _translate_errors(job):
             (self._folder / job).unlink(missing_ok=True)
 
-    def keep_only(self, jobs: Container[str]) -> None:
-        """Remove the files of all other jobs."""
-        for path in self._folder.iterdir():
-            if path.name not in jobs:
-                path.unlink()
+    def keep_only(self, jobs: Container[str]) -> set[str]:
+        """Remove the files of all other jobs; gives the jobs whose files there are."""
+        names = {path.name for path in self._folder.iterdir()}
+        others = {name for name in names if name not in jobs}
+        for name in others:
+            (self._folder / name).unlink()
+        return names - others
 
 
 def not_stored() -> NotStored:

@@ -183,7 +183,9 @@ class JobFolder:
             db.execute("UPDATE scan SET state = 'queued' WHERE state = 'running'")
             unfinished = db.execute("SELECT id FROM job WHERE finished_s IS NULL")
             needed = {row["id"] for row in unfinished}
-        self.files.keep_only(needed)
+            # It was being removed, file first: nobody could find it, or remove the rest.
+            lost = [(job,) for job in needed - self.files.keep_only(needed)]
+            db.executemany("DELETE FROM job WHERE id = ? AND NOT accepted", lost)
 
 
 @contextmanager

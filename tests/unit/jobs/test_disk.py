@@ -1,4 +1,4 @@
-"""What is kept of jobs, where the disk takes a part of what is to go with them."""
+"""What is kept of jobs, where only a part of what is to go has gone."""
 
 from contextlib import closing
 from pathlib import Path
@@ -44,3 +44,19 @@ def test_upload_of_which_only_the_file_goes_is_charged_until_the_next_change(
         opened[0].execute("PRAGMA query_only = OFF")
         store.start(order("bert"), 0)
         assert folder.usage.bytes == UPLOAD_BYTES
+
+
+def test_upload_is_not_charged_after_a_process_that_ended_while_it_removed_it(
+    tmp_path: Path,
+) -> None:
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        store = UploadStore(folder)
+        kept, removed = (store.start(order(), 10) for _ in range(2))
+        job = JobStore(folder).accept(order(), b"scan", None)
+    for gone in (removed.id, job):
+        (tmp_path / "scans" / gone).unlink()
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        assert folder.usage.upload_bytes == UPLOAD_BYTES
+        assert [one.id for one in UploadStore(folder).list_open("anna")] == [kept.id]
+        # What was accepted is told of, whatever has become of its file.
+        assert [one.id for one in JobStore(folder).list_jobs("anna")] == [job]
