@@ -7,7 +7,7 @@ where PyTorch reads groups of fewer than 8 channels number by number, and all wi
 """
 
 from functools import partial
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 import torch
@@ -111,7 +111,6 @@ def _scale_tile(tile: np.ndarray, factor: np.ndarray, shift: np.ndarray, out: np
 
 
 @numba_jit
-@no_type_check
 def _sum_up(rows, height, sums, first, last):
     """Sum the numbers and their squares by column, for parts of so many rows."""
     width = rows.shape[1]
@@ -131,7 +130,6 @@ def _sum_up(rows, height, sums, first, last):
 
 
 @numba_jit
-@no_type_check
 def _add(row, ones, squares):
     for x in range(len(row)):
         number = value(row, x)
@@ -140,37 +138,31 @@ def _add(row, ones, squares):
 
 
 @numba_jit
-@no_type_check
 def _scale(rows, factors, shifts, normed, first, last):
     for row in range(first, last):
         _scale_row(rows[row], factors, shifts, normed[row])
 
 
 @numba_jit
-@no_type_check
 def _scale_row(row, factors, shifts, normed):
     for x in range(len(row)):
         put(normed, x, value(row, x) * factors[x] + shifts[x])
 
 
-@no_type_check
 def put(row, index, number):
     """Write a float32, rounded to the type of the row; in compiled code only."""
 
 
 @overload(put)
-@no_type_check
 def _put(row, index, number):
     del index, number
     return _put_bfloat16 if as_dtype(row.dtype) == BFLOAT16 else _put_number
 
 
-@no_type_check
 def _put_number(row, index, number):
     row[index] = number
 
 
-@no_type_check
 def _put_bfloat16(row, index, number):
     """Round to the nearest, ties to even. NaN stays NaN, as those that come from bfloat16 do."""
     bits = np.float32(number).view(np.uint32)

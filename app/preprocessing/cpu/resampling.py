@@ -1,6 +1,6 @@
 """Two axes of a scan, each multiplied by a matrix, while the planes that are read are cached."""
 
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64, Shaped
@@ -41,7 +41,6 @@ def resample_planes(
 
 
 @numba_jit
-@no_type_check
 def _filter_slab(slab, start, slow, middle, rows, filtered, begin, end):
     """Add what a slab gives to the planes of ``filtered`` from one to before another."""
     slow_first, slow_weights = slow

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float32, Shaped
@@ -36,7 +36,6 @@ def sample_planes(
 
 
 @numba_jit
-@no_type_check
 def _sample(voxels, axes, unit, index, sampled, first, last):
     """Fill the planes of ``sampled`` from the first to before the last."""
     a, b, c = voxels.shape
@@ -57,7 +56,6 @@ def _sample(voxels, axes, unit, index, sampled, first, last):
 
 
 @numba_jit
-@no_type_check
 def _across(voxels, u, v, w, after_v, after_w):
     """Interpolate between four voxels of a plane."""
     near, far = np.float32(voxels[u, v, w]), np.float32(voxels[u, v + 1, w])
@@ -67,7 +65,6 @@ def _across(voxels, u, v, w, after_v, after_w):
 
 
 @numba_jit
-@no_type_check
 def _at_edge(voxels, x, y, z):
     """Interpolate where some of the eight voxels around a place may be missing, and count as 0."""
     total = np.float32(0)

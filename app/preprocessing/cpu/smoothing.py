@@ -5,7 +5,7 @@ it.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, no_type_check
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Float64, Shaped
@@ -76,7 +76,6 @@ def smooth_planes(
 
 
 @numba_jit
-@no_type_check
 def _smooth_slab(
     slab, start, count, limits, slow, middle, fast, line, rows, planes, smooth, begin, end
 ):  # fmt: skip
@@ -109,7 +108,6 @@ def _smooth_slab(
 
 
 @numba_jit
-@no_type_check
 def _filter_plane(voxels, limits, middle, fast, line, rows, plane):
     """Filter along both axes of a plane, but for the factors of its voxels."""
     lower, scale, least, most, _ = limits

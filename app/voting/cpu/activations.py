@@ -1,6 +1,6 @@
 """Scores -> probabilities, compiled."""
 
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +16,6 @@ TO_INTEGER: Final = 1.5 * 2.0**52
 
 
 @numba_jit
-@no_type_check
 def _exp(x):
     """Compute exp(x) for x in [-700, 0], with a relative error of 2e-10: exact to float32.
 
@@ -33,7 +32,6 @@ def _exp(x):
 
 
 @numba_jit
-@no_type_check
 def read_voxels(scores, starts, activation, probabilities, sums):
     """Compute the probabilities of some voxels; NaN where a score is not a number.
 
@@ -60,14 +58,12 @@ def read_voxels(scores, starts, activation, probabilities, sums):
 
 
 @numba_jit
-@no_type_check
 def _read(numbers, starts, shift, row):
     for x in range(len(row)):
         row[x] = value(numbers, starts[x] + shift)
 
 
 @numba_jit
-@no_type_check
 def _to_sigmoid(row):
     for x in range(len(row)):
         score = row[x]
@@ -76,7 +72,6 @@ def _to_sigmoid(row):
 
 
 @numba_jit
-@no_type_check
 def _to_softmax(table, highest, total):
     """Turn columns of scores into probabilities in place."""
     count = len(total)
@@ -91,14 +86,12 @@ def _to_softmax(table, highest, total):
 
 
 @numba_jit
-@no_type_check
 def _raise_to(highest, row):
     for x in range(len(row)):
         highest[x] = max(highest[x], row[x])
 
 
 @numba_jit
-@no_type_check
 def _exp_below(row, highest):
     for x in range(len(row)):
         below = row[x] - highest[x]  # NaN of scores that are none; -inf is as good as any low one.
@@ -106,14 +99,12 @@ def _exp_below(row, highest):
 
 
 @numba_jit
-@no_type_check
 def _add_to(total, row):
     for x in range(len(row)):
         total[x] += row[x]
 
 
 @numba_jit
-@no_type_check
 def _divide(row, total):
     for x in range(len(row)):
         row[x] /= total[x]

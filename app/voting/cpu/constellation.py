@@ -5,7 +5,7 @@ with a rotation that is found as a quaternion, which small loops can: B. K. P. H
 solution of absolute orientation using unit quaternions", J. Opt. Soc. Am. A 4 (1987).
 """
 
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +20,6 @@ getting smaller."""
 
 
 @numba_jit
-@no_type_check
 def fit_subsets(mean, cloud, landmark, mode, weight, bounds):
     """Fit the mean shape to a mode each of some landmarks, several times.
 
@@ -47,7 +46,6 @@ def fit_subsets(mean, cloud, landmark, mode, weight, bounds):
 
 
 @numba_jit
-@no_type_check
 def refine(fits, mean, cloud, weight, widths, bounds):
     """Refit each fit to the modes nearest to it, reselecting them as it moves.
 
@@ -75,7 +73,6 @@ def refine(fits, mean, cloud, weight, widths, bounds):
 
 
 @numba_jit
-@no_type_check
 def score(fits, mean, cloud, weight, width):
     """Sum the weight of the modes that agree with each fit, less the further they are off.
 
@@ -98,7 +95,6 @@ def score(fits, mean, cloud, weight, width):
 
 
 @numba_jit
-@no_type_check
 def _square_distance(fit, point, target):
     total = 0.0
     for axis in range(3):
@@ -108,7 +104,6 @@ def _square_distance(fit, point, target):
 
 
 @numba_jit
-@no_type_check
 def _fit(source, target, weight, bounds, to_target):
     """Fit the similarity that maps source to target with the least weighted square error."""
     share = weight / weight.sum()
@@ -135,7 +130,6 @@ def _fit(source, target, weight, bounds, to_target):
 
 
 @numba_jit
-@no_type_check
 def _rotate(s):
     """Find the rotation R with the largest trace of ``R s``, and that trace: Horn's section 4."""
     n = np.empty((4, 4))
@@ -159,7 +153,6 @@ def _rotate(s):
 
 
 @numba_jit
-@no_type_check
 def _diagonalise(matrix):
     """Make a symmetric matrix diagonal, in place, by Jacobi's rotations; gives its eigenvectors."""
     size = len(matrix)

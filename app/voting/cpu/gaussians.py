@@ -4,7 +4,7 @@ Every term is a whole number of fixed-point units and every sum stays below 2^53
 each sum exactly and the order of the votes changes no bit.
 """
 
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 
@@ -15,7 +15,6 @@ COEFFICIENTS: Final = 5
 
 
 @numba_jit
-@no_type_check
 def sum_logarithms(landmark, columns, centres, unit, one):
     """Sum the normal equations of the logarithm of heatmaps, over the votes within reach of modes.
 

@@ -4,7 +4,7 @@ Votes are first sorted by the plane they fall into, (heatmap, i), so that each p
 buffer that stays in the cache, and counters for all voxels never exist.
 """
 
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 
@@ -14,7 +14,6 @@ OUTSIDE: Final = -1
 
 
 @numba_jit
-@no_type_check
 def _nearest(x, size):
     """Round to the nearest index, halves up; ``OUTSIDE`` if there is no such voxel."""
     # float64, because 0.49999997 + 0.5 is 1 in float32. A NaN fails both comparisons.
@@ -23,7 +22,6 @@ def _nearest(x, size):
 
 
 @numba_jit
-@no_type_check
 def sort_by_plane(heatmap, columns, one, shape):
     """Sort votes by the plane of the heatmaps that they fall into; a stable counting sort.
 
@@ -65,7 +63,6 @@ def sort_by_plane(heatmap, columns, one, shape):
 
 
 @numba_jit
-@no_type_check
 def sum_planes(starts, pixels, terms, scale, first, last, heatmaps):
     """Sum the votes of some planes.
 

@@ -4,7 +4,7 @@ Every term of a sum is a whole number of fixed-point units and every sum stays b
 float64 holds each sum exactly and the order of the votes changes no bit.
 """
 
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +20,6 @@ TO_INTEGER_BITS: Final = int(np.float64(TO_INTEGER).view(np.int64))
 
 
 @numba_jit
-@no_type_check
 def sum_votes(starts, position, source, weight, centres, unit, reach, everything, first, last):
     """Sum the terms of each mode over the votes within reach of it.
 
@@ -61,21 +60,18 @@ def sum_votes(starts, position, source, weight, centres, unit, reach, everything
 
 
 @numba_jit
-@no_type_check
 def _range(columns, begin, end):
     """Take a range of three columns one by one: one of a table might have gaps for the compiler."""
     return columns[0, begin:end], columns[1, begin:end], columns[2, begin:end]
 
 
 @numba_jit
-@no_type_check
 def _whole(number):
     """Round to the nearest whole number, an integer; for numbers below 2^51."""
     return np.float64(number + TO_INTEGER).view(np.int64) - TO_INTEGER_BITS
 
 
 @numba_jit
-@no_type_check
 def _distance(position, weight, centre, unit, reach, vote):
     """Return how far a vote is from a mode, and its weight there: 0 out of reach."""
     x = position[0][vote] * unit[0] - centre[0]
@@ -85,7 +81,6 @@ def _distance(position, weight, centre, unit, reach, vote):
 
 
 @numba_jit
-@no_type_check
 def _sum_near(position, weight, centre, unit, reach):
     """Sum weights, and distances times weights, of the votes within reach of a mode."""
     total, sum_x, sum_y, sum_z = 0, 0, 0, 0
@@ -99,7 +94,6 @@ def _sum_near(position, weight, centre, unit, reach):
 
 
 @numba_jit
-@no_type_check
 def _sum_sources(source, position, weight, centre, unit, reach):
     """Sum distances times weights of the voxels that cast these votes."""
     sum_x, sum_y, sum_z = 0, 0, 0
@@ -112,7 +106,6 @@ def _sum_sources(source, position, weight, centre, unit, reach):
 
 
 @numba_jit
-@no_type_check
 def _sum_squares(position, weight, centre, unit, reach):
     """Sum products of distances, times weights, of these votes: xx, xy, xz, yy, yz and zz."""
     xx, xy, xz, yy, yz, zz = 0, 0, 0, 0, 0, 0
@@ -128,7 +121,6 @@ def _sum_squares(position, weight, centre, unit, reach):
 
 
 @numba_jit
-@no_type_check
 def stand_still(sums, settled):
     """Test whether no mode would move by more than ``settled``; one without votes does not."""
     for terms in sums.reshape(-1, TERMS):
@@ -139,7 +131,6 @@ def stand_still(sums, settled):
 
 
 @numba_jit
-@no_type_check
 def move_modes(centres, sums, reach):
     """Move modes to the mean of the votes that were summed; merge those near to a higher one.
 
@@ -159,7 +150,6 @@ def move_modes(centres, sums, reach):
 
 
 @numba_jit
-@no_type_check
 def describe_modes(centres, sums, spacing, reach, square):
     """Rank the modes of each landmark, drop those within reach of a heavier one, describe the rest.
 
@@ -196,7 +186,6 @@ def describe_modes(centres, sums, spacing, reach, square):
 
 
 @numba_jit
-@no_type_check
 def _is_near_earlier(centres, sums, mode, reach):
     """Test whether a mode is less than a reach from an earlier one that has votes; NaN is not."""
     for other in range(mode):
@@ -209,7 +198,6 @@ def _is_near_earlier(centres, sums, mode, reach):
 
 
 @numba_jit
-@no_type_check
 def _sort_modes(centres, sums):
     """Order modes, the heaviest first; of equal ones the earlier."""
     for last in range(1, len(sums)):
@@ -223,7 +211,6 @@ def _sort_modes(centres, sums):
 
 
 @numba_jit
-@no_type_check
 def count_voters(points, size, pitch, radius, to_scan, shape):
     """Count the field voxels of a grid within a radius of each point, and inside the scan.
 
@@ -260,7 +247,6 @@ def count_voters(points, size, pitch, radius, to_scan, shape):
 
 
 @numba_jit
-@no_type_check
 def _is_inside(to_scan, i, j, k, shape):
     """Test whether a voxel lies in the scan, up to the faces of its outermost voxels."""
     inside = True

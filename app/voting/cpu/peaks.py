@@ -4,15 +4,12 @@ Every term is a whole number of fixed-point units and every sum stays below 2^53
 each sum exactly and the order of the votes changes no bit.
 """
 
-from typing import no_type_check
-
 import numpy as np
 
 from app.compute import numba_jit
 
 
 @numba_jit
-@no_type_check
 def group_votes(landmark, columns, landmarks, one):
     """Group votes by landmark, each group in their order: a counting sort.
 
@@ -44,7 +41,6 @@ def group_votes(landmark, columns, landmarks, one):
 
 
 @numba_jit
-@no_type_check
 def find_peaks(starts, position, weight, edge, shape, first, mm, reach, factor, peaks):
     """Find the peaks of one landmark after the other.
 
@@ -70,7 +66,6 @@ def find_peaks(starts, position, weight, edge, shape, first, mm, reach, factor, 
 
 
 @numba_jit
-@no_type_check
 def _make_table(most, factor):
     """Make a hash table of up to so many cells, whatever the size of the grid.
 
@@ -84,7 +79,6 @@ def _make_table(most, factor):
 
 
 @numba_jit
-@no_type_check
 def _find_slot(cell, cells, table):
     """Return where in the table a cell is, as 1 + its index in ``cells``, or 0 if it is not."""
     numbers, factor, shift = table
@@ -96,7 +90,6 @@ def _find_slot(cell, cells, table):
 
 
 @numba_jit
-@no_type_check
 def _find_cells(positions, edge, shape, first, cells):
     """Find the cell of each vote; -1 for none. In float64 all of it is vectorised."""
     end = (shape[0] - 1.0, shape[1] - 1.0, shape[2] - 1.0)
@@ -110,7 +103,6 @@ def _find_cells(positions, edge, shape, first, cells):
 
 
 @numba_jit
-@no_type_check
 def _count_cells(positions, weight, edge, shape, first, table):
     """Add up the votes in each cell that is hit.
 
@@ -137,7 +129,6 @@ def _count_cells(positions, weight, edge, shape, first, table):
 
 
 @numba_jit
-@no_type_check
 def _smooth_cells(cells, totals, table, shape):
     """Sum the votes in cells and around them, so that a peak at the corner of eight cells is one.
 
@@ -160,7 +151,6 @@ def _smooth_cells(cells, totals, table, shape):
 
 
 @numba_jit
-@no_type_check
 def _choose_peaks(cells, heights, shape, mm, reach, peaks):
     """Choose the highest cell, then the highest out of its reach, and so on.
 

@@ -4,7 +4,7 @@ Row by row (``app.voting.cpu.plan.RowLayout``), scores are compared with a limit
 turns into vector instructions. A candidate is a voxel in which some landmark may pass.
 """
 
-from typing import Final, no_type_check
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +26,6 @@ BYTE_NUMBERS: Final = np.uint64(0x0001020304050607)
 
 
 @numba_jit
-@no_type_check
 def _count(row, background, limit):
     """Count the numbers of a row that, less a background, are not below a limit, as is NaN."""
     count = np.int32(0)
@@ -37,7 +36,6 @@ def _count(row, background, limit):
 
 
 @numba_jit
-@no_type_check
 def _flag(row, background, limits, flags):
     """Set the flags of such numbers to 1, and leave the others as they are."""
     for x in range(len(row)):
@@ -46,7 +44,6 @@ def _flag(row, background, limits, flags):
 
 
 @numba_jit
-@no_type_check
 def _list_words(words, nonzero):
     """List the words that are not zero; returns how many. Mispredicted branches would cost more."""
     count = 0
@@ -57,7 +54,6 @@ def _list_words(words, nonzero):
 
 
 @numba_jit
-@no_type_check
 def _list_flags(words, nonzero, first, hits):
     """List the indices of the flags that are set in some words; returns how many.
 
@@ -79,7 +75,6 @@ def _list_flags(words, nonzero, first, hits):
 
 
 @numba_jit
-@no_type_check
 def _divide(numbers, divisor, quotients, remainders):
     """Divide whole numbers, below 2^50, by another."""
     reciprocal = 1.0 / divisor  # A division would take longer than all else.
@@ -89,7 +84,6 @@ def _divide(numbers, divisor, quotients, remainders):
 
 
 @numba_jit
-@no_type_check
 def _drop_repeated(numbers):
     """Keep one of equal neighbours; returns how many numbers are left."""
     count, last = 0, -1
@@ -102,7 +96,6 @@ def _drop_repeated(numbers):
 
 
 @numba_jit
-@no_type_check
 def _line(flat, start, stride, each, target):
     """View some numbers of each of evenly spaced voxels, or copy them there to have no gaps."""
     if stride == each:
@@ -114,7 +107,6 @@ def _line(flat, start, stride, each, target):
 
 
 @numba_jit
-@no_type_check
 def find_candidates(plan, row, last, candidates):
     """List candidates, row by row until they are a batch.
 
@@ -161,7 +153,6 @@ def find_candidates(plan, row, last, candidates):
 
 
 @numba_jit
-@no_type_check
 def _unravel(plan, hits, candidates):
     """Turn indices of flags into candidates, as ``find_candidates``; returns how many there are."""
     _, height, width = plan.shape

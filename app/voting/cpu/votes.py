@@ -6,7 +6,7 @@ time. Rows of voxels are divided among torch's threads.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar, no_type_check
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -90,7 +90,6 @@ def _filter_blocks(
 
 
 @numba_jit
-@no_type_check
 def _fill_votes(plan, row, last, landmarks, columns):
     """Write the votes of some rows, ordered by voxel, then landmark.
 
@@ -130,7 +129,6 @@ def _fill_votes(plan, row, last, landmarks, columns):
 
 
 @numba_jit
-@no_type_check
 def _describe(plan, voxels, starts, centres):
     """Compute where voxels' first scores and offsets lie, their centres, and their importance."""
     count = len(voxels[0])
@@ -142,7 +140,6 @@ def _describe(plan, voxels, starts, centres):
 
 
 @numba_jit
-@no_type_check
 def _choose_flagged(plan, starts, channel, passing, probability):
     """Choose what passes of probabilities that were flagged one by one; returns as ``_choose``."""
     numbers, _ = plan.scores
@@ -158,7 +155,6 @@ def _choose_flagged(plan, starts, channel, passing, probability):
 
 
 @numba_jit
-@no_type_check
 def _choose(probabilities, threshold, passing, probability):
     """Choose voxels and landmarks that pass; returns how many do, and whether any is NaN."""
     found, invalid = 0, False
@@ -175,7 +171,6 @@ def _choose(probabilities, threshold, passing, probability):
 
 
 @numba_jit
-@no_type_check
 def _write(plan, passed, votes, index):
     """Write the votes of a batch; returns the next index."""
     numbers, strides = plan.offsets
@@ -205,7 +200,6 @@ def _write(plan, passed, votes, index):
 
 
 @numba_jit
-@no_type_check
 def _apply_layer(plan, starts, landmark, offsets):
     """Compute the offsets of votes from the features of their voxels, which begin at ``starts``."""
     numbers, strides = plan.offsets
@@ -225,7 +219,6 @@ def _apply_layer(plan, starts, landmark, offsets):
 
 
 @numba_jit
-@no_type_check
 def _locate(voxels, strides, starts):
     i, j, k = voxels
     for x in range(len(starts)):
@@ -233,14 +226,12 @@ def _locate(voxels, strides, starts):
 
 
 @numba_jit
-@no_type_check
 def _centre(index, stride, first, centres):
     for x in range(len(centres)):
         centres[x] = np.float32(index[x]) * stride + first
 
 
 @numba_jit
-@no_type_check
 def _weigh(voxels, profiles, weights):
     i, j, k = voxels
     along_i, along_j, along_k = profiles
@@ -249,42 +240,36 @@ def _weigh(voxels, profiles, weights):
 
 
 @numba_jit
-@no_type_check
 def _index_offsets(starts, voxel, landmark, stride, targets):
     for x in range(len(targets)):
         targets[x] = starts[voxel[x]] + landmark[x] * stride
 
 
 @numba_jit
-@no_type_check
 def _take(values, which, column):
     for x in range(len(column)):
         column[x] = values[which[x]]
 
 
 @numba_jit
-@no_type_check
 def _add_offsets(numbers, targets, shift, scale, source, position):
     for x in range(len(position)):
         position[x] = source[x] + value(numbers, targets[x] + shift) * scale
 
 
 @numba_jit
-@no_type_check
 def _move(source, scale, position):
     for x in range(len(position)):
         position[x] = source[x] + position[x] * scale
 
 
 @numba_jit
-@no_type_check
 def _multiply(column, factors):
     for x in range(len(column)):
         column[x] *= factors[x]
 
 
 @numba_jit
-@no_type_check
 def _all_finite(column):
     """Test whether all are finite: the difference of a number and itself is 0, or else NaN."""
     finite = np.int32(1)
@@ -294,7 +279,6 @@ def _all_finite(column):
 
 
 @numba_jit
-@no_type_check
 def _drop_infinite(landmarks, columns, index, end):
     """Drop votes without a finite position; returns the index after the last vote left."""
     for vote in range(index, end):
@@ -304,7 +288,6 @@ def _drop_infinite(landmarks, columns, index, end):
 
 
 @numba_jit
-@no_type_check
 def _write_rows(landmark, position, probability, end, rows):
     """Write landmark, probability and position of the votes with 0 <= position < end.
 
