@@ -39,8 +39,7 @@ FIRST_REACH: Final = 0.25
 and not as far as the next one."""
 
 FREE_STEPS: Final = 2
-"""Steps before the first test whether modes stand still: clean modes do after as many. From then on
-all terms are summed at once, which saves a pass over the votes if they do."""
+"""Steps before the first test whether modes stand still: clean modes do after as many."""
 
 SETTLED: Final = 1e-6
 """Modes stand still if none moved by more than this, in reaches: steps would change nothing."""
@@ -108,8 +107,8 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     if readout.round_in_voxels:
         stretch = readout.spacing_mm / spacing
         covariance_mm2 *= np.outer(stretch, stretch)
-    # Within an infinite reach of anywhere are all votes; their distances are not used.
-    total = _sum_votes(grouped, np.zeros((len(centres), 1, 3)), unit, math.inf)[..., 0] / FIXED_ONE
+    summed = np.append(0, grouped.weight.astype(np.int64).cumsum())  # Before each vote.
+    total = np.diff(summed[grouped.starts])[:, None] / FIXED_ONE
     weight = sums[..., 0]
     modes = Modes(
         position=position,
@@ -168,11 +167,11 @@ def _mean_shift(
     for step in range(MAX_STEPS):
         # Around a peak's cell first: not yet at what else is within reach of its corner.
         reach = error + FIRST_REACH if step == 0 else 1.0
-        sums = _sum_votes(votes, centres, unit, reach, everything=step >= FREE_STEPS)
+        sums = _sum_votes(votes, centres, unit, reach)
         if step >= FREE_STEPS and cpu_modes.stand_still(sums, SETTLED):
             return sums
         cpu_modes.move_modes(centres, sums, MERGE_REACH if step == 0 else 0.0)
-    return _sum_votes(votes, centres, unit, 1.0, everything=True)
+    return _sum_votes(votes, centres, unit, 1.0)
 
 
 def _sum_votes(
@@ -180,12 +179,10 @@ def _sum_votes(
     centres: Float64[np.ndarray, "landmarks modes 3"],
     unit: Float64[np.ndarray, " 3"],
     reach: float,
-    *,
-    everything: bool = False,
 ) -> Float64[np.ndarray, "landmarks modes terms"]:
     """Sum over parts of the votes in parallel; sums are exact, so the split changes no bit."""
     columns = (votes.starts, votes.position, votes.source, votes.weight)
-    given = (*columns, centres, unit, reach, everything)
+    given = (*columns, centres, unit, reach)
     sum_part = partial(cpu_modes.sum_votes, *given)
     parts = run_split(sum_part, len(votes.weight), VOTES_PER_THREAD)
     return np.asarray(sum(parts[1:], parts[0]))
