@@ -68,9 +68,15 @@ class LandmarkdError(Exception):
     status = 500
     code = "internal"
 
-    def __init_subclass__(cls) -> None:
-        """Take the name of the class as its code, unless it has one: NotReady is not-ready."""
-        cls.code = vars(cls).get("code") or CAPITAL.sub("-", cls.__name__).lower()
+    def __init_subclass__(cls, status: int | None = None, code: str = "") -> None:
+        """Make a kind of error, whose code is the name of its class: that of NotReady is not-ready.
+
+        Args:
+            status: HTTP status; None: that of the base.
+            code: Another code.
+        """
+        cls.status = status or cls.status
+        cls.code = code or CAPITAL.sub("-", cls.__name__).lower()
 
     @property
     def title(self) -> str:
@@ -78,11 +84,8 @@ class LandmarkdError(Exception):
         return self.code.replace("-", " ").capitalize()
 
 
-class RequestError(LandmarkdError):
+class RequestError(LandmarkdError, status=400, code="bad-request"):
     """The request is invalid; sent again unchanged, it fails again."""
-
-    status = 400
-    code = "bad-request"
 
 
 class NotAVolume(RequestError):
@@ -101,131 +104,88 @@ class BrokenArchive(RequestError):
     """The file of arrays is truncated, corrupt or encrypted, or inflates past what it declares."""
 
 
-class Unauthorized(RequestError):
+class Unauthorized(RequestError, status=401):
     """The API key is missing or wrong."""
 
-    status = 401
 
-
-class Forbidden(RequestError):
+class Forbidden(RequestError, status=403):
     """The request comes from another site's page, for an unknown host, or for another's case."""
 
-    status = 403
 
-
-class UnknownModel(RequestError):
+class UnknownModel(RequestError, status=404):
     """No model of that name is loaded."""
 
-    status = 404
 
-
-class UnknownJob(RequestError):
+class UnknownJob(RequestError, status=404):
     """The client has no such job: it is another's, was removed, or its time to live has passed."""
 
-    status = 404
 
-
-class UnknownCase(RequestError):
+class UnknownCase(RequestError, status=404):
     """No case of that model and id is kept."""
 
-    status = 404
 
-
-class UnknownFormat(RequestError):
+class UnknownFormat(RequestError, status=406):
     """The answer cannot be written in the format asked for."""
 
-    status = 406
 
-
-class SlowUpload(RequestError):
+class SlowUpload(RequestError, status=408):
     """The body did not arrive in time."""
 
-    status = 408
 
-
-class NotFinished(RequestError):
+class NotFinished(RequestError, status=409):
     """A scan of a job has no answer yet."""
 
-    status = 409
 
-
-class WrongOffset(RequestError):
+class WrongOffset(RequestError, status=409):
     """A part of an upload does not begin where the one before ended, or is too long."""
 
-    status = 409
 
-
-class WrongTusVersion(RequestError):
+class WrongTusVersion(RequestError, status=412):
     """The client speaks a version of tus, the protocol of uploads, that the service does not."""
 
-    status = 412
 
-
-class TooLarge(RequestError):
+class TooLarge(RequestError, status=413):
     """The body or the volume is over a limit; the detail names the limit."""
 
-    status = 413
 
-
-class UnsupportedMediaType(RequestError):
+class UnsupportedMediaType(RequestError, status=415):
     """The body's media type is none of those accepted."""
 
-    status = 415
 
-
-class BadGeometry(RequestError):
+class BadGeometry(RequestError, status=422):
     """The volume's axes, affine or units do not define its position in 3D space."""
 
-    status = 422
 
-
-class BadVoxels(RequestError):
+class BadVoxels(RequestError, status=422):
     """The voxel values are of a type that networks here do not support."""
 
-    status = 422
 
-
-class BadArrays(RequestError):
+class BadArrays(RequestError, status=422):
     """An array has a name, shape, type or value that cannot be read as votes; names the array."""
 
-    status = 422
 
-
-class BadParameter(RequestError):
+class BadParameter(RequestError, status=422):
     """A parameter of the request is invalid."""
 
-    status = 422
 
-
-class HeadTooLarge(RequestError):
+class HeadTooLarge(RequestError, status=431):
     """The head or the trailers are over a limit; the detail names it."""
 
-    status = 431
 
-
-class ClientLeft(RequestError):
+class ClientLeft(RequestError, status=499):
     """The client closed the connection before its answer; the status, nginx's, is only logged."""
 
-    status = 499
 
-
-class UnknownCoding(RequestError):
+class UnknownCoding(RequestError, status=501):
     """The body has a transfer coding besides ``chunked``."""
 
-    status = 501
 
-
-class ServiceError(LandmarkdError):
+class ServiceError(LandmarkdError, status=503, code="unavailable"):
     """The service cannot answer now; the request itself may be valid."""
 
-    status = 503
-    code = "unavailable"
 
-
-class QueueFull(ServiceError):
+class QueueFull(ServiceError, status=429):
     """As much as allowed is in progress already."""
-
-    status = 429
 
     def __init__(self, detail: str, retry_after_s: int) -> None:
         """Add when to try again.
@@ -238,10 +198,8 @@ class QueueFull(ServiceError):
         self.retry_after_s = retry_after_s
 
 
-class NotConfigured(ServiceError):
+class NotConfigured(ServiceError, status=501):
     """The service has no folder for what it should keep; the detail names the setting."""
-
-    status = 501
 
 
 class NotReady(ServiceError):
@@ -252,23 +210,16 @@ class Draining(ServiceError):
     """The service is stopping and accepts nothing new."""
 
 
-class DeadlineExceeded(ServiceError):
+class DeadlineExceeded(ServiceError, status=504):
     """The answer did not come within the time the request allowed."""
 
-    status = 504
 
-
-class InsufficientMemory(ServiceError):
+class InsufficientMemory(ServiceError, status=507, code="does-not-fit"):
     """The request, or a single tile of its scan, needs more memory than there is."""
 
-    status = 507
-    code = "does-not-fit"
 
-
-class NotStored(ServiceError):
+class NotStored(ServiceError, status=507):
     """The store of cases has no room, or the disk of cases or jobs took no more."""
-
-    status = 507
 
 
 class GivenUp(LandmarkdError):
@@ -279,16 +230,12 @@ class NetworkFailed(LandmarkdError):
     """The model's network raised, or its scores are not finite, for this volume."""
 
 
-class ModelRefused(LandmarkdError):
+class ModelRefused(LandmarkdError, status=409):
     """A model folder breaks the contract; ``str`` names the key and the reason."""
 
-    status = 409
 
-
-class StartupError(LandmarkdError):
+class StartupError(LandmarkdError, code="cannot-start"):
     """The service cannot start with these settings on this machine."""
-
-    code = "cannot-start"
 
 
 def describe_unknown(kind: str, name: str, known: Collection[str]) -> str:

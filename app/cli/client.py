@@ -47,14 +47,13 @@ PASSING: Final = (408, FULL, 503)
 """Statuses of a service that is busy, restarting, or at the other end of a slow line."""
 
 
-class ProblemError(LandmarkdError):
+class ProblemError(LandmarkdError, code="problem"):
     """The service answered with a problem.
 
     Attributes:
         problem: The problem details.
     """
 
-    code = "problem"
     title = "The service refused the request"
 
     def __init__(self, problem: Problem) -> None:
