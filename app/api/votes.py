@@ -132,16 +132,14 @@ async def find_landmarks_of_votes(
         partial(answer_votes, upload.content, question),
         admitted=admitted,
         memory=memory,
-        result_bytes=lambda answer: len(answer.file or b""),
+        result_bytes=lambda answer: len(answer[1] or b""),
         timeout_s=timeout_s,
     )
-    answer = await cancel_on_disconnect(request.receive, work)
-    detection = answer.detection
+    detection, file = await cancel_on_disconnect(request.receive, work)
     record.shape = detection.volume.shape
     shared.metrics.voxels.observe(math.prod(record.shape))
     shared.metrics.observe_stages(detection.timing)
     timing = timing_of(detection, receive_ms=upload.receive_ms, start_s=start_s)
-    file = answer.file
     if isinstance(form, AnswerFormat):
         landmarks = build_answer(
             detection,

@@ -1,4 +1,4 @@
-"""Bytes of a network's output -> VotesAnswer: its landmarks, or its votes or heatmaps as a file.
+"""Bytes of a network's output -> its landmarks, or its votes or heatmaps as a file.
 
 Uses neither a model nor an accelerator: copying the arrays to one would take longer than all else.
 """
@@ -98,19 +98,6 @@ class VotesRequest:
     received_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class VotesAnswer:
-    """The answer to a ``VotesRequest``.
-
-    Attributes:
-        detection: The landmarks, none if a file is wanted; description and timing in any case.
-        file: The file, if one is wanted.
-    """
-
-    detection: Detection
-    file: bytes | None
-
-
 def forecast_votes(content: Content, max_memory: int) -> tuple[int, int]:
     """Say what a file of arrays will take; nothing of it is read but its directory.
 
@@ -129,13 +116,16 @@ def forecast_votes(content: Content, max_memory: int) -> tuple[int, int]:
 
 def answer_votes(
     content: Content, request: VotesRequest, check_cancelled: Callable[[], None]
-) -> VotesAnswer:
+) -> tuple[Detection, bytes | None]:
     """Read a file of arrays, filter its votes, and make landmarks or a file of them.
 
     Args:
         content: A safetensors or npz file.
         request: What is wanted.
         check_cancelled: Called now and then; raises once nobody waits for the answer any more.
+
+    Returns:
+        The landmarks, none if a file is wanted; and the file, if one is.
 
     Raises:
         NotAnArchive: The bytes are something else.
@@ -173,8 +163,7 @@ def answer_votes(
             file = write_heatmaps(votes, readout, affine, request.smooth_mm, check_cancelled)
     times = (request.received_s, start, decoded, prepared, filtered, time.perf_counter())
     volume = VolumeInfo(readout.shape, affine, digest)
-    detection = Detection(volume, landmarks, (), tiles=0, timing=_timing_of(times))
-    return VotesAnswer(detection, file)
+    return Detection(volume, landmarks, (), tiles=0, timing=_timing_of(times)), file
 
 
 def _timing_of(times: tuple[float, ...]) -> StageTimes:

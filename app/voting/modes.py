@@ -97,11 +97,11 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     if readout.votes_each is not None:
         return _average(votes, readout, readout.votes_each)
     grouped = group_votes(votes, readout.landmarks)
-    peaks = find_peaks(grouped, readout, count)
+    peaks_mm, error_mm = find_peaks(grouped, readout, count)
     reach_mm, spacing = readout.reach_mm, readout.metric_mm
-    centres = np.ascontiguousarray(np.moveaxis(peaks.centre_mm, 0, 2)) / reach_mm
+    centres = np.ascontiguousarray(np.moveaxis(peaks_mm, 0, 2)) / reach_mm
     unit = spacing / reach_mm
-    sums = _mean_shift(grouped, centres, unit, peaks.error_mm / reach_mm) / FIXED_ONE
+    sums = _mean_shift(grouped, centres, unit, error_mm / reach_mm) / FIXED_ONE
     described = cpu_modes.describe_modes(centres, sums, spacing, reach_mm, reach_mm**2)
     position, source, covariance_mm2 = described
     if readout.round_in_voxels:

@@ -1,4 +1,4 @@
-"""Votes -> Peaks: roughly where the votes of each landmark agree.
+"""Votes -> peaks: roughly where the votes of each landmark agree.
 
 Votes are counted in cells of about a third of the voting radius. Few cells are hit at all, and only
 those are processed, whatever the size of the grid and the number of landmarks. A cell is weighted
@@ -44,19 +44,6 @@ class GroupedVotes:
     weight: Float64[np.ndarray, " votes"]
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
-    """The highest cells of every landmark.
-
-    Attributes:
-        centre_mm: Their centres along grid axes, highest first; NaN where there is none.
-        error_mm: How far a peak may be from its cell's centre: half the cell's diagonal.
-    """
-
-    centre_mm: Float64[np.ndarray, "3 landmarks modes"]
-    error_mm: float
-
-
 def group_votes(votes: Votes, landmarks: int) -> GroupedVotes:
     """Group votes by landmark, each group in the order of the votes.
 
@@ -70,7 +57,9 @@ def group_votes(votes: Votes, landmarks: int) -> GroupedVotes:
     return GroupedVotes(starts, columns[3:], columns[:3], weight)
 
 
-def find_peaks(votes: GroupedVotes, readout: Readout, count: int) -> Peaks:
+def find_peaks(
+    votes: GroupedVotes, readout: Readout, count: int
+) -> tuple[Float64[np.ndarray, "3 landmarks modes"], float]:
     """Find peaks: the highest cell, then the highest out of its reach, and so on.
 
     Args:
@@ -79,7 +68,10 @@ def find_peaks(votes: GroupedVotes, readout: Readout, count: int) -> Peaks:
         count: Most peaks per landmark.
 
     Returns:
-        The peaks; of equal ones the one of the lowest index. Votes outside all cells are left out.
+        Centres of the highest cells of every landmark in mm along grid axes, highest first, of
+        equal ones the one of the lowest index; NaN where there is none. And how far a peak may be
+        from its cell's centre, in mm: half the cell's diagonal. Votes outside all cells are left
+        out.
     """
     spacing = readout.metric_mm
     edge = np.maximum(1.0, np.round(CELL_REACH * readout.reach_mm / spacing))
@@ -91,4 +83,4 @@ def find_peaks(votes: GroupedVotes, readout: Readout, count: int) -> Peaks:
     peaks = np.full((3, readout.landmarks, count), np.nan)
     given = (votes.starts, votes.position, votes.weight, edge, (i, j, k), first, mm)
     cpu_peaks.find_peaks(*given, readout.reach_mm, HASH_FACTOR, peaks)
-    return Peaks(centre_mm=peaks, error_mm=float(np.linalg.norm(edge * spacing)) / 2)
+    return peaks, float(np.linalg.norm(edge * spacing)) / 2

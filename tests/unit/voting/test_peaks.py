@@ -1,11 +1,11 @@
-"""Votes -> Peaks."""
+"""Votes -> peaks."""
 
 import math
 
 import numpy as np
 import pytest
 
-from app.voting.peaks import Peaks, find_peaks, group_votes
+from app.voting.peaks import find_peaks, group_votes
 from app.voting.readout import Readout
 from app.voting.votes import Votes, concat_votes, filter_votes
 from tests.support.synthetic import random_field, shuffled, votes_at
@@ -14,11 +14,11 @@ SHAPE = (9, 11, 13)
 READOUT = Readout(3, SHAPE, (0.5, 0.75, 1.25), radius_mm=3.0)
 
 
-def peaks_of(votes: Votes, readout: Readout = READOUT, count: int = 3) -> Peaks:
+def peaks_of(votes: Votes, readout: Readout = READOUT, count: int = 3) -> np.ndarray:
     """Find peaks in cells of one voxel."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.voting.peaks.CELL_REACH", 0.0)
-        return find_peaks(group_votes(votes, readout.landmarks), readout, count)
+        return find_peaks(group_votes(votes, readout.landmarks), readout, count)[0]
 
 
 def heights(votes: Votes) -> np.ndarray:
@@ -33,7 +33,7 @@ def heights(votes: Votes) -> np.ndarray:
 
 def half_diagonal(readout: Readout) -> float:
     """Return that of a cell, in mm: how far peaks may be from its centre."""
-    return find_peaks(group_votes(concat_votes([]), readout.landmarks), readout, 1).error_mm
+    return find_peaks(group_votes(concat_votes([]), readout.landmarks), readout, 1)[1]
 
 
 @pytest.mark.parametrize(
@@ -70,33 +70,31 @@ def test_the_first_peak_is_where_most_votes_point_at_and_around() -> None:
     hit[tuple(positions.astype(int).T)] = True
     expected = np.unravel_index(np.where(hit, dense, 0).argmax(), SHAPE)
     peaks = peaks_of(votes)
-    np.testing.assert_allclose(
-        peaks.centre_mm[:, 1, 0], np.array(expected) * READOUT.spacing_mm, atol=1e-9
-    )
-    assert np.isnan(peaks.centre_mm[:, [0, 2]]).all()
+    np.testing.assert_allclose(peaks[:, 1, 0], np.array(expected) * READOUT.spacing_mm, atol=1e-9)
+    assert np.isnan(peaks[:, [0, 2]]).all()
 
 
 def test_equal_peaks_come_by_index_and_one_suppresses_its_reach() -> None:
     """Three equal positions, two of them within reach of each other: one suppresses the other."""
     votes = votes_at([[4, 5, 9], [4, 5, 2], [4, 5, 3]])
     peaks = peaks_of(votes)
-    assert peaks.centre_mm[:, 0, 0].tolist() == [2.0, 3.75, 2.5]
-    assert peaks.centre_mm[:, 0, 1].tolist() == [2.0, 3.75, 11.25]
-    assert np.isnan(peaks.centre_mm[:, 0, 2]).all()
+    assert peaks[:, 0, 0].tolist() == [2.0, 3.75, 2.5]
+    assert peaks[:, 0, 1].tolist() == [2.0, 3.75, 11.25]
+    assert np.isnan(peaks[:, 0, 2]).all()
 
 
 def test_a_vote_just_outside_the_grid_is_counted_in_the_margin() -> None:
     """The grid's border does not bound the cells that peaks are found in."""
     peaks = peaks_of(votes_at([[-4.0, 5.0, 14.0]]))
-    np.testing.assert_allclose(peaks.centre_mm[:, 0, 0], (-2.0, 3.75, 17.5))
+    np.testing.assert_allclose(peaks[:, 0, 0], (-2.0, 3.75, 17.5))
 
 
 def test_votes_far_outside_are_left_out() -> None:
     """Also ones whose cell no integer could name."""
     votes = votes_at([[4, 5, 6], [1e30, 5, 6], [-1e30, 5, 6], [4, 5, 900]])
     peaks = peaks_of(votes)
-    assert peaks.centre_mm[:, 0, 0].tolist() == [2.0, 3.75, 7.5]
-    assert np.isnan(peaks.centre_mm[:, 0, 1:]).all()
+    assert peaks[:, 0, 0].tolist() == [2.0, 3.75, 7.5]
+    assert np.isnan(peaks[:, 0, 1:]).all()
 
 
 def test_the_order_of_votes_changes_no_peak() -> None:
@@ -105,17 +103,17 @@ def test_the_order_of_votes_changes_no_peak() -> None:
     expected = peaks_of(votes)
     for seed in range(5):
         again = peaks_of(shuffled(votes, seed))
-        np.testing.assert_array_equal(again.centre_mm, expected.centre_mm)
+        np.testing.assert_array_equal(again, expected)
 
 
 def test_peaks_take_no_memory_for_cells_that_are_not_hit() -> None:
     """A grid of a petavoxel, of which a table of all cells would fit no machine."""
     readout = Readout(1, (100_000, 100_000, 100_000), (1.0, 1.0, 1.0), radius_mm=2.0)
     peaks = peaks_of(votes_at([[99_998, 5, 77_777], [99_998, 5, 77_777], [3, 4, 5]]), readout)
-    assert peaks.centre_mm[:, 0, :2].T.tolist() == [[99_998, 5, 77_777], [3, 4, 5]]
+    assert peaks[:, 0, :2].T.tolist() == [[99_998, 5, 77_777], [3, 4, 5]]
 
 
 def test_no_votes_have_no_peaks() -> None:
     """Nothing is found without an error or a warning."""
     peaks = peaks_of(concat_votes([]))
-    assert np.isnan(peaks.centre_mm).all()
+    assert np.isnan(peaks).all()
