@@ -17,11 +17,6 @@ NewFolder = Annotated[
 ]
 
 
-@importing.callback()
-def import_() -> None:
-    """Make a model folder of another training."""
-
-
 @importing.command()
 def nnunet(
     results: Annotated[Path, typer.Argument(help="Folder with plans.json and fold_0, fold_1, ...")],
