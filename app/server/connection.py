@@ -85,9 +85,8 @@ class TimedConnection(HttpToolsProtocol):
         # uvloop's transports are none of asyncio's.
         super().connection_made(cast("asyncio.Transport", transport))
         self._idle_since = self.loop.time()
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Windows has none.
-            connection = self.transport.get_extra_info("socket")
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         # Pause the application as long as anything of its response is left to send.
         self.transport.set_write_buffer_limits(high=0)
         self._update_timer()

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -25,9 +26,6 @@ from app.server.http_protocol import HttpProtocol
 from app.server.log_format import configure_logging
 from app.server.log_writer import LogWriter
 from app.settings import Settings, is_public_without_keys, unknown_variables, url_host
-
-if sys.platform != "win32":
-    import resource
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +79,6 @@ def allow_connections() -> int:
     Returns:
         How many of them may be connections.
     """
-    if sys.platform == "win32":  # It has no such limit.
-        return int(CONNECTION_SHARE * OPEN_FILES)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if one == resource.RLIM_INFINITY else one for one in limits)
     if (files := min(hard, OPEN_FILES)) > soft:
