@@ -72,6 +72,15 @@ class LandmarkAnswer(_WireModel):
         description="`person`: accepted, or, without confidence, placed or marked absent by hand.",
     )
 
+    @property
+    def judgement(self) -> Literal["unjudged", "placed", "accepted", "absent"]:
+        """What a person has said of it."""
+        if self.decided_by == "network":
+            return "unjudged"
+        if self.lps_mm is None:
+            return "absent"
+        return "placed" if self.confidence is None else "accepted"
+
 
 class MeasurementAnswer(_WireModel):
     """One measurement between landmarks."""

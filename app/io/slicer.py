@@ -228,23 +228,22 @@ def _measured(measurement: MeasurementAnswer) -> str:
 
 def _described(landmark: LandmarkAnswer, max_bytes: int | None = None) -> str:
     """Describe a landmark, with what Slicer has no place for: status or region, or who decided."""
-    region_mm = landmark.region95_mm
-    if landmark.decided_by == "network" and landmark.status != "detected":
+    region_mm, judgement = landmark.region95_mm, landmark.judgement
+    if judgement != "unjudged":
+        remark = f"{'marked absent' if judgement == 'absent' else judgement} by a person"
+    elif landmark.status != "detected":
         remark = landmark.status.replace("_", " ")
-    elif landmark.decided_by == "network":
-        remark = "" if region_mm is None else f"95 % within {region_mm:.3g} mm"
-    elif landmark.lps_mm is None:
-        remark = "marked absent by a person"
     else:
-        remark = f"{'placed' if landmark.confidence is None else 'accepted'} by a person"
+        remark = "" if region_mm is None else f"95 % within {region_mm:.3g} mm"
     told = landmark.description.encode()[:max_bytes].decode(errors="ignore")
     return "; ".join(filter(None, (told, remark)))
 
 
 def _certainty(landmark: LandmarkAnswer) -> float:
     """Return the confidence as a number, which Slicer expects; 1 for a point placed by a person."""
-    placed = landmark.decided_by == "person" and landmark.lps_mm is not None
-    return float(placed) if landmark.confidence is None else landmark.confidence
+    if landmark.confidence is None:
+        return float(landmark.judgement == "placed")
+    return landmark.confidence
 
 
 def _interval(measurement: MeasurementAnswer) -> str:

@@ -35,7 +35,6 @@ from app.io import (
     CaseAnswer,
     CasesAnswer,
     Content,
-    LandmarkAnswer,
     LandmarksAnswer,
     Selection,
     Volume,
@@ -206,7 +205,7 @@ def _check_head(limits: VolumeLimits, selection: Selection, head: Content) -> No
 
 def describe_case(answer: LandmarksAnswer, frame: int | None, key: str | None) -> CaseAnswer:
     """Describe a case that is kept now; all frames of a file have one digest."""
-    counts = Counter(map(_judgement, answer.landmarks))
+    counts = Counter(landmark.judgement for landmark in answer.landmarks)
     suffix = "" if frame is None else f"-frame{frame}"
     return CaseAnswer(
         id=answer.volume.digest[:ID_DIGITS] + suffix,
@@ -248,14 +247,6 @@ def check_landmarks(answer: LandmarksAnswer, engine: Engine) -> str:
             "around the landmarks of a scan, and learns nothing from one that shows none"
         )
     return manifest.name
-
-
-def _judgement(landmark: LandmarkAnswer) -> str:
-    if landmark.decided_by == "network":
-        return "unjudged"
-    if landmark.ijk is None:
-        return "absent"
-    return "placed" if landmark.confidence is None else "accepted"
 
 
 def _check_same(answer: LandmarksAnswer, volume: Volume) -> None:
