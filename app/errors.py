@@ -39,14 +39,6 @@
     ├── NetworkFailed             500 network-failed       the network raised or gave NaN
     ├── ModelRefused              409 model-refused        a model folder that breaks the contract
     └── StartupError              settings or device that cannot work
-
-``app.io`` raises NotAVolume, BrokenVolume, TooLarge, BadGeometry, BadVoxels and BadParameter for
-volumes; ``app.voting`` NotAnArchive, BrokenArchive, TooLarge and BadArrays for files of arrays;
-``app.api`` SlowUpload, TooLarge, UnsupportedMediaType, UnknownFormat, Unauthorized, Forbidden,
-ClientLeft, NotFinished, WrongTusVersion, NotConfigured, UnknownCase and NotStored; ``app.server``
-HeadTooLarge and UnknownCoding; ``app.jobs`` UnknownJob, WrongOffset, TooLarge, QueueFull, NotStored
-and GivenUp; ``app.engine`` the other ServiceErrors; ``app.inference`` NetworkFailed and
-InsufficientMemory; ``app.model`` UnknownModel and ModelRefused.
 """
 
 import re
