@@ -1,10 +1,12 @@
 """Another model on the page, in a real Chromium with a real service: what was answered stays."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.page.conftest import PHANTOM
 from tests.support.browser import (
     ABSENT,
     MISSING,
@@ -159,4 +161,18 @@ def test_model_whose_folder_names_its_version_is_described(
         page.goto(service.url)
         page.wait_for_selector('#about-scan:text("Scans are resampled to")')
         assert text_of(page, "#about-title") == f"{MODEL} 1.0.0"
+        page.close()
+
+
+def test_scan_is_generated_for_a_model_whose_folder_names_its_version(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """No button offered it, as the model is not called ``phantom`` in the list."""
+    shutil.copytree(PHANTOM, tmp_path / "phantom@1.1.0")
+    with ended(ServiceProcess(tmp_path)) as service:
+        page = browser.new_page()
+        page.goto(service.url)
+        page.click("#generate")
+        page.wait_for_selector("#rows tr")
+        assert page.input_value("#model") == "phantom@1.1.0"
         page.close()

@@ -44,6 +44,9 @@ function open(files, others = [], model = chosenModel()) {
 /** The model that people chose, which is not that of a generated scan; "" before there are any. */
 const chosenModel = () => element("model").value && (remembered(MODEL_KEY) ?? element("model").value);
 
+/** The model for generated scans, whose folder's name may have its version; undefined: there is none. */
+const phantomModel = () => Object.keys(state.models).find((name) => name.split("@")[0] === PHANTOM);
+
 /** Look at a scan of the list. */
 function look(entry) {
   queue.current = entry;
@@ -254,7 +257,7 @@ async function loadModels() {
   element("model").replaceChildren(...models.map(({ name }) => new Option(name, name, false, name === value)));
   remember(MODEL_KEY, element("model").value, false);
   element("model").disabled = !models.length;
-  element("generate").hidden = !models.some(({ name }) => name === PHANTOM);
+  element("generate").hidden = !phantomModel();
   setStatus(models.length ? "" : "This service has no models; see its README.");
   showModel();
 }
@@ -335,7 +338,7 @@ async function generate() {
   if (state.generating) return; // a second click would give another scan
   state.generating = true;
   try {
-    open([await generateScan(state.seed)], [], PHANTOM);
+    open([await generateScan(state.seed)], [], phantomModel());
     state.seed++;
   } catch (error) {
     showProblem(error);
