@@ -15,6 +15,7 @@ from tests.support.browser import (
     hold,
     opened,
     rows,
+    stop_clock,
 )
 from tests.support.services import ServiceProcess
 
@@ -210,3 +211,22 @@ def test_list_of_scans_is_one_stop_whose_arrows_choose(
         assert options.count() == 5
         assert page.get_by_role("option", name="0.nii working…", selected=True).count() == 1
         assert page.get_by_role("option", name="4.nii waiting", selected=False).count() == 1
+
+
+def test_focus_stays_in_the_table_when_another_scan_is_given_up(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """The table was made anew when the service stayed away, and the focus went to the page."""
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        stop_clock(page)
+        for away in ("**/v1/landmarks?*", "**/readyz"):
+            page.route(away, lambda route: route.abort())
+        drop(page, ("b.nii.gz", SCAN), ("c.nii.gz", SCAN))
+        page.click("#before")
+        page.wait_for_selector("#rows tr")
+        choose(page, ABSENT)
+        while page.locator('#scans [data-state="problem"]').count() < 2:
+            page.clock.run_for(60_000)
+        assert focused(page) == ABSENT

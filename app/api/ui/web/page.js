@@ -95,7 +95,7 @@ async function present(entry) {
   const visible = await state.shown;
   if (entry !== queue.current || entry.state !== now) return;
   if (isNew) setStatus("");
-  if (entry.edits) return showAnswer(entry, visible);
+  if (entry.edits) return isNew && showAnswer(entry, visible); // anew, the table would lose the focus
   // No scan is shown: show the drop area again.
   if (entry.problem && now !== "working" && state.viewer && !visible) element("welcome").hidden = !(element("unseen").hidden = true);
 }
