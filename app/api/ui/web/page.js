@@ -213,7 +213,7 @@ function measureSoon(entry) {
     const { landmarks, original } = edits;
     const isShown = () => entry === queue.current && landmarks === entry.edits?.landmarks; // of this model
     try {
-      const answer = JSON.parse(await (await convertAnswer(edits.answer, "json")).text());
+      const answer = await convertAnswer(edits.answer, "json", "json");
       if (isShown()) results.measured(answer);
     } catch (problem) {
       if (!isShown()) return; // measured again when it is looked at

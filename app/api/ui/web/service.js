@@ -79,6 +79,7 @@ const FOUND_OUT = {
     "No answer",
     "The connection was closed while the service worked on this scan. The service may have stopped.",
   ],
+  "cut-off": ["Answer cut off", "The connection was closed before the whole answer had arrived. Please try again."],
   "unreadable": ["File not readable", "It was changed, moved or removed after it was opened. Please open it again."],
 };
 
@@ -111,8 +112,8 @@ function problemOf(text, status, retryAfter) {
   return new Problem({ code: "unexpected", status, ...words }, retryAfter);
 }
 
-/** Call the service; `file` is what the body has of the user's disk. */
-async function request(path, options = {}, file = null) {
+/** Call the service, and read its answer as `form`; `file` is what the body has of the user's disk. */
+async function request(form, path, options = {}, file = null) {
   let response;
   try {
     response = await fetch(path, { ...options, headers: headers(options.headers) });
@@ -121,8 +122,9 @@ async function request(path, options = {}, file = null) {
   }
   // No call answers HTML, but a proxy may, such as a form to log in.
   const isPage = response.headers.get("Content-Type")?.startsWith("text/html");
-  if (!response.ok || isPage) throw problemOf(await response.text(), response.status);
-  return response;
+  const read = (as) => response[as]().catch(() => { throw foundOut("cut-off"); });
+  if (!response.ok || isPage) throw problemOf(await read("text"), response.status);
+  return read(form);
 }
 
 export async function getReadiness(signal) {
@@ -138,34 +140,33 @@ export async function getReadiness(signal) {
 
 /** All models, and whether the service keeps cases: {models, keeps_cases}. */
 export async function listModels() {
-  return (await request("v1/models")).json();
+  return request("json", "v1/models");
 }
 
 /** All calls, as OpenAPI describes them. */
 export async function describeCalls() {
-  return (await request("openapi.json")).json();
+  return request("json", "openapi.json");
 }
 
 export async function getModel(name) {
-  return (await request(`v1/models/${encodeURIComponent(name)}`)).json();
+  return request("json", `v1/models/${encodeURIComponent(name)}`);
 }
 
 export async function generateScan(seed) {
-  const scan = await (await request(`page/phantom.nii.gz?seed=${seed}`)).blob();
-  return new File([scan], `phantom-${seed}.nii.gz`);
+  return new File([await request("blob", `page/phantom.nii.gz?seed=${seed}`)], `phantom-${seed}.nii.gz`);
 }
 
-/** Convert an answer to another format, without sending its scan again. */
-export async function convertAnswer(answer, format) {
+/** Convert an answer to another format, without sending its scan again; read it as "blob" or "json". */
+export async function convertAnswer(answer, format, form = "blob") {
   const options = { method: "POST", body: JSON.stringify(answer) };
-  return (await request(`page/landmarks?format=${encodeURIComponent(format)}`, options)).blob();
+  return request(form, `page/landmarks?format=${encodeURIComponent(format)}`, options);
 }
 
 /** Make the heatmap of a landmark; `query` names model and landmark, and maybe frame or series. */
 export async function makeHeatmap(file, query, signal) {
   const headers = { "Content-Type": "application/octet-stream" };
   const options = { method: "POST", body: file, headers, signal };
-  return (await request(`v1/heatmaps?${new URLSearchParams(query)}`, options, file)).blob();
+  return request("blob", `v1/heatmaps?${new URLSearchParams(query)}`, options, file);
 }
 
 /** Keep a scan with its answer, as corrected; `choice` is its frame or series. Return what is kept. */
@@ -173,7 +174,7 @@ export async function keepCase(file, answer, choice) {
   const body = new FormData();
   body.append("volume", file);
   body.append("answer", new Blob([JSON.stringify(answer)]));
-  return (await request(`v1/cases?${new URLSearchParams(choice)}`, { method: "POST", body }, file)).json();
+  return request("json", `v1/cases?${new URLSearchParams(choice)}`, { method: "POST", body }, file);
 }
 
 /**

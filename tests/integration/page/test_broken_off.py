@@ -1,0 +1,52 @@
+"""The page where an answer is gone halfway, in a real Chromium: what it says of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
+
+from tests.support.browser import SCAN, Browser, Page, drop, opened, text_of
+from tests.support.services import ServiceProcess
+
+
+class CutOff(StreamRequestHandler):
+    """Reads a call to its end, and closes the connection in the middle of the answer."""
+
+    def handle(self) -> None:
+        length = 0
+        while (line := self.rfile.readline().strip().lower()) != b"":
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+        self.rfile.read(length)
+        self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{"landmarks": [')
+
+
+@contextmanager
+def cut_off(page: Page, pattern: str) -> Iterator[None]:
+    """Cut off the answers of calls whose addresses have a pattern, until the block ends."""
+    with ThreadingTCPServer(("127.0.0.1", 0), CutOff) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        page.route(pattern, lambda route: route.continue_(url=url))
+        yield
+        page.unroute(pattern)
+        server.shutdown()
+
+
+def test_answer_that_breaks_off_is_told_in_words_and_can_be_asked_for_again(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """The words were the browser's own: Failed to fetch."""
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        with cut_off(page, "**/page/landmarks?*"):
+            page.click('[data-format="json"]')
+            page.wait_for_selector('#problem-title:text-is("Answer cut off")')
+        assert "Please try again." in text_of(page, "#problem-detail")
+        with page.expect_download():
+            page.click('[data-format="json"]')
+        assert page.is_hidden("#problem")
+        with cut_off(page, "**/v1/heatmaps?*"):
+            page.click("#show-heatmap")
+            page.wait_for_selector('#heatmap:text("The connection was closed before")')
