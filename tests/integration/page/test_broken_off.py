@@ -1,9 +1,12 @@
-"""The page where an answer is gone halfway, in a real Chromium: what it says of it."""
+"""The page where a file or an answer is gone halfway, in a real Chromium: what it says of it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
+
+import pytest
 
 from tests.support.browser import SCAN, Browser, Page, drop, opened, text_of
 from tests.support.services import ServiceProcess
@@ -50,3 +53,23 @@ def test_answer_that_breaks_off_is_told_in_words_and_can_be_asked_for_again(
         with cut_off(page, "**/v1/heatmaps?*"):
             page.click("#show-heatmap")
             page.wait_for_selector('#heatmap:text("The connection was closed before")')
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(SCAN + b"more")])
+def test_scan_whose_file_has_changed_is_not_drawn_and_is_said_to_have(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    """As the page reads a file again whenever it is looked at; there was no reason."""
+    file = tmp_path / "a.nii.gz"
+    file.write_bytes(SCAN)
+    with opened(browser, page_service.url) as page:
+        page.set_input_files("#file", file)
+        page.wait_for_selector("#rows tr")
+        drop(page, ("b.nii.gz", SCAN))
+        page.wait_for_selector('#facts:text("b.nii.gz")')
+        change(file)
+        page.click("#before")
+        page.wait_for_selector('#facts:text("a.nii.gz")')
+        assert page.is_visible("#unseen")
+        assert text_of(page, "#unseen").endswith("after it was opened. Please open it again.")
+        assert page.locator("#rows tr").count() == 6

@@ -1,6 +1,7 @@
 // Files and folders of scans: chosen, or dropped on the page.
 
 import { element } from "./element.js";
+import { isReadable } from "./service.js";
 import { zip } from "./zip.js";
 
 const paths = new WeakMap(); // of files that were dropped with their folder
@@ -70,9 +71,13 @@ const archive = (dicom) => zip(dicom, `${nameOf(dicom[0]).split("/")[0].replace(
 
 /** The suffix of a scan's format, by its first bytes; throws what the viewer says of one that it does not show. */
 export async function suffixOf(file) {
+  const unseen = (note) => Object.assign(new Error(note), { note });
+  if (!(await isReadable(file))) {
+    throw unseen("The viewer cannot show this scan: its file was changed, moved or removed after it was opened. Please open it again.");
+  }
   const format = await formatOf(file);
-  if (!["zip", "dcm"].includes(format)) return format || "nii";
-  throw Object.assign(new Error("DICOM"), { note: "The viewer does not show DICOM. Landmarks are listed." });
+  if (["zip", "dcm"].includes(format)) throw unseen("The viewer does not show DICOM. Landmarks are listed.");
+  return format || "nii";
 }
 
 /** The scans among what was dropped, and the names of the others; folders are searched. */

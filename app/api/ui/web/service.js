@@ -89,7 +89,7 @@ function foundOut(code) {
 }
 
 /** Whether a file is still as it was when it was opened; browsers do not read it otherwise. */
-async function isReadable(file) {
+export async function isReadable(file) {
   try {
     // Not a part of it, which of a file that is gone is empty.
     const reader = file.stream().getReader();
