@@ -62,12 +62,6 @@ def build_answer(
     """
     volume = detection.volume
     landmarks = [_landmark(landmark, candidates) for landmark in detection.landmarks]
-    warnings = list(detection.warnings)
-    if model.description and all(landmark.ijk is None for landmark in landmarks):
-        warnings.append(
-            f"No landmark was found. Is {model.name} the right model for this scan? "
-            f"It finds: {model.description}."
-        )
     return LandmarksAnswer(
         request_id=request_id,
         model=model,
@@ -80,7 +74,7 @@ def build_answer(
         ),
         landmarks=landmarks,
         measurements=measure_answer(landmarks, measurements),
-        warnings=warnings,
+        warnings=list(detection.warnings),
         timing_ms=timing,
     )
 

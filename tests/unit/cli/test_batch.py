@@ -86,7 +86,7 @@ def test_a_csv_of_one_scan_is_the_table_too_unless_slicers_is_asked_for(
     assert not all_scans.exists()
 
 
-def test_a_scan_without_any_landmark_asks_whether_the_model_is_right(
+def test_a_scan_without_any_landmark_asks_once_whether_it_is_for_the_model(
     tmp_path: Path, scans: Path
 ) -> None:
     models = tmp_path / "models"
@@ -94,8 +94,8 @@ def test_a_scan_without_any_landmark_asks_whether_the_model_is_right(
     make_model_folder(models, voting={"threshold": 0.999})
     result = run("detect", scans, "-o", tmp_path / "all.csv", "--models-dir", models)
     assert result.exit_code == 0, result.output
-    question = "Is toy the right model for this scan? It finds: "
-    assert result.stderr.count(question) == 1
+    assert "The model is for: " in result.stderr
+    assert result.stderr.count("No landmark") == 1
 
 
 def test_warnings_about_scans_are_said_whatever_the_format_holds(
