@@ -9,7 +9,16 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.io.volume import read_volume
-from tests.support.browser import NEAR_MM, SCAN, Browser, drop, drop_folder, opened, text_of
+from tests.support.browser import (
+    NEAR_MM,
+    SCAN,
+    Browser,
+    download,
+    drop,
+    drop_folder,
+    opened,
+    text_of,
+)
 from tests.support.dicom_files import as_dicom
 from tests.support.scan_files import as_nifti
 from tests.support.services import ServiceProcess
@@ -185,3 +194,27 @@ def test_another_model_writes_a_long_list_anew_a_few_times(
         assert page.locator('#scans [data-state="problem"]').count() == 0
     # Two texts of each scan, whenever the list is written.
     assert 0 < written <= 10 * scans
+
+
+def test_series_of_one_folder_are_told_apart_by_their_names(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
+) -> None:
+    """All were called as their folder, which has an unclear geometry, in files of answers, too."""
+    volume = read_volume(SCAN)
+    voxels = np.rint(volume.voxels).astype(np.int16)
+    for uid in ("1.2", "1.3"):
+        for number, image in enumerate(as_dicom(voxels, volume.affine, SeriesInstanceUID=uid)):
+            (tmp_path / f"{uid}-{number}").write_bytes(image)
+    titles = [f"{tmp_path.name}.zip series {number}" for number in (0, 1)]
+    with opened(browser, page_service.url) as page:
+        for number, title in enumerate(titles):
+            page.set_input_files("#folder", tmp_path)
+            page.wait_for_selector('#problem-title:text-is("Several series: choose one")')
+            page.fill("#choice", str(number))
+            page.keyboard.press("Enter")
+            page.wait_for_selector(f'#facts:text("{title}")')
+        assert page.locator("#scans span:first-child").all_text_contents() == titles
+        name, table = download(page, '[data-format="json"]')[0], download(page, "#save-all")[1]
+    assert name == f"{tmp_path.name} series 1.json"
+    scans = {line.split(",")[0] for line in table.splitlines()[1:]}
+    assert scans == {f"{tmp_path.name} series {number}" for number in (0, 1)}

@@ -1,6 +1,7 @@
 // The downloads: an answer in every format, and the landmarks of all scans as one table.
 
 import { element } from "./element.js";
+import { titleOf } from "./queue.js";
 import { convertAnswer } from "./service.js";
 
 // The first ones are buttons, the others in a menu.
@@ -22,11 +23,11 @@ const COLUMNS = [
 ];
 const NOWHERE = [null, null, null];
 
-/** The name of a scan without what says its format. */
-const stemOf = (fileName) => fileName.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)$/i, "");
+/** The title of a scan without what says its format. */
+const stemOf = (title) => title.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)(?=$| (frame|series) \d+$)/i, "");
 
 /** Offer an answer with its corrections as they are when a button is pressed; `onProblem` gets null at first. */
-export function offerDownloads(fileName, edits, onProblem) {
+export function offerDownloads(title, edits, onProblem) {
   const names = Object.keys(FORMATS).filter((name) => name !== "measurements" || edits.original.measurements.length);
   const buttons = names.map((name) => {
     const button = document.createElement("button");
@@ -37,7 +38,7 @@ export function offerDownloads(fileName, edits, onProblem) {
       onProblem(null);
       try {
         const suffix = TABLES.includes(name) ? `${name}.csv` : name;
-        save(await convertAnswer(answer, name), `${stemOf(fileName)}.${suffix}`);
+        save(await convertAnswer(answer, name), `${stemOf(title)}.${suffix}`);
         if (name !== "measurements") edits.saved = landmarks; // that table holds no positions
       } catch (problem) {
         onProblem(problem);
@@ -51,7 +52,7 @@ export function offerDownloads(fileName, edits, onProblem) {
 
 /** Save the landmarks of those scans of the list that have an answer as one table. */
 export function saveAll(entries) {
-  const names = apart(entries.map(({ name }) => stemOf(name)));
+  const names = apart(entries.map(({ name, choice }) => stemOf(titleOf(name, choice))));
   const rows = entries.flatMap(({ edits }, at) =>
     (edits?.landmarks ?? []).map((one) => [
       names[at], one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE),

@@ -76,7 +76,7 @@ export async function suffixOf(file) {
     throw unseen("The viewer cannot show this scan: its file was changed, moved or removed after it was opened. Please open it again.");
   }
   const format = await formatOf(file);
-  if (["zip", "dcm"].includes(format)) throw unseen("The viewer does not show DICOM. Landmarks are listed.");
+  if (["zip", "dcm"].includes(format)) throw unseen("The viewer does not show DICOM. Landmarks are listed. To see them in the scan, convert it to NIfTI, such as with dcm2niix.");
   return format || "nii";
 }
 

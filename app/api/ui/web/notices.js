@@ -19,7 +19,7 @@ const PROBLEM_TITLES = {
   "not-stored": "The service has no room to keep this",
   "does-not-fit": "This scan needs more memory than the service has",
 };
-export const MISFIT = "does not fit this model";
+const MISFIT = "does not fit this model";
 const MISFITS = ["too-large", "bad-geometry"]; // where the detail is about the model
 export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", detail: "The service was told to stop." });
 export const NO_SCAN = new Problem({
@@ -30,6 +30,9 @@ export const NO_SCAN = new Problem({
 const LEFT_OUT_NAMES = 3; // a study may have hundreds of other files
 // Besides those that are passing.
 const RETRYABLE = ["slow-upload", "deadline-exceeded", "broken-off", "unexpected", "cancelled"];
+
+// Titles where a file has several scans, by what is chosen of it.
+const CHOICES = { frame: "Several frames: choose one", series: "Several series: choose one" };
 
 /** Say which files are not opened, because they are no scans. */
 export function showLeftOut(names) {
@@ -60,7 +63,13 @@ export function keepFocus() {
 }
 
 /** Whether a problem is that the model is for other scans. */
-export const isMisfit = ({ code, message }) => MISFITS.includes(code) && message.includes("the model's");
+const isMisfit = ({ code, message }) => MISFITS.includes(code) && message.includes("the model's");
+
+/** What has to be chosen: "frame" or "series"; undefined: neither. */
+const askedOf = ({ message }) => Object.keys(CHOICES).find((name) => message.includes(`choose a ${name}`));
+
+/** What a problem is called in the list of scans. */
+export const nameOfProblem = (problem) => CHOICES[askedOf(problem)] ?? (isMisfit(problem) ? MISFIT : problem.title);
 
 /**
  * Show a problem of the service, or an error. `choice` is the frame or series that was asked for where what failed is a
@@ -69,12 +78,11 @@ export const isMisfit = ({ code, message }) => MISFITS.includes(code) && message
 export function showProblem(error, choice = null) {
   if (error.code === "unauthorized") element("ask-key").hidden = false;
   element("problem-title").textContent =
-    (isMisfit(error) ? `This scan ${MISFIT}` : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
+    CHOICES[askedOf(error)] ?? (isMisfit(error) ? `This scan ${MISFIT}` : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
   // What was chosen may be what is wrong.
-  const isAsked = (name) => error.message.includes(`choose a ${name}`);
-  const asked = choice && (["frame", "series"].find(isAsked) ?? Object.keys(choice)[0]);
+  const asked = choice && (askedOf(error) ?? Object.keys(choice)[0]);
   element("ask-choice").hidden = !asked;
   element("choice-name").textContent = element("choice").name = asked || "";
   element("again").hidden = !choice || !(isPassing(error) || RETRYABLE.includes(error.code));

@@ -11,7 +11,7 @@ import { keep, offerToKeep } from "./keep.js";
 import { remember, remembered } from "./memory.js";
 import { CANCELLED, keepFocus, NO_SCAN, showLeftOut, showProblem, showProgress } from "./notices.js";
 import { listenForPrint } from "./paper.js";
-import { Queue } from "./queue.js";
+import { Queue, titleOf } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
 import { convertAnswer, generateScan, getReadiness, isPassing, listModels, POLL_MS, setKey } from "./service.js";
@@ -101,10 +101,11 @@ async function present(entry) {
 }
 
 function showAnswer(entry, visible) {
-  const { edits, file } = entry;
+  const { edits } = entry;
+  const title = titleOf(entry.file.name, entry.choice);
   entry.selected ??= nearestToAll(edits.landmarks);
-  results.show(edits.answer, file.name);
-  offerDownloads(file.name, edits, (problem) => entry.edits === edits && showAt(entry, problem, "not downloaded"));
+  results.show(edits.answer, title);
+  offerDownloads(title, edits, (problem) => entry.edits === edits && showAt(entry, problem, "not downloaded"));
   state.visible = visible && state.viewer.setGeometry(edits.original.volume);
   if (visible && !state.visible) {
     state.viewer.clear();
@@ -159,11 +160,12 @@ function act(name) {
     queue.current.reviewed = true;
     setStatus(next < 0 ? "You have decided all landmarks." : "");
     if (next >= 0) select(next);
+  } else if (["place", "heatmap"].includes(name) && !state.visible) {
+    setStatus("That takes the scan, which is not shown here.");
   } else if (name === "place") {
     setPlacing(!state.placing);
   } else if (name === "heatmap") {
-    if (state.visible) heatmap.toggle(queue.current, state.viewer);
-    else setStatus("A heatmap is drawn over its scan, which is not shown here.");
+    heatmap.toggle(queue.current, state.viewer);
   } else if (name === "here") {
     if (state.placing) placeChosen(state.viewer.crosshair);
   } else if (name === "cancel") {

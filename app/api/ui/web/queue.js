@@ -3,11 +3,14 @@
 import { countDoubtful } from "./edits.js";
 import { element, reveal } from "./element.js";
 import { nameOf } from "./files.js";
-import { isMisfit, MISFIT } from "./notices.js";
+import { nameOfProblem } from "./notices.js";
 
 const WORDS = { waiting: "waiting", working: "working…", cancelled: "cancelled", problem: "problem" };
 
 const UNANSWERED = { state: "waiting", edits: null, problem: null, abort: null, progress: null, selected: null, reviewed: false };
+
+/** A scan's name with the frame or series of its file that was chosen. */
+export const titleOf = (name, choice) => [name, ...Object.entries(choice).flat()].join(" ");
 
 /**
  * An entry is {file, name, model, choice, kept, state, edits, problem, abort, progress, selected, reviewed}; a file is
@@ -88,7 +91,7 @@ export class Queue {
     entries.forEach((entry, at) => {
       const row = scans.children[at];
       const [name, state] = row.children;
-      name.textContent = row.title = entry.name;
+      name.textContent = row.title = titleOf(entry.name, entry.choice);
       state.textContent = describe(entry);
       row.dataset.state = entry.state;
       row.ariaSelected = entry === this.current;
@@ -125,7 +128,7 @@ function newRow() {
 function describe({ state, edits, problem }) {
   if (state !== "done") {
     if (!problem || state === "cancelled") return WORDS[state];
-    return isMisfit(problem) ? MISFIT : problem.title;
+    return nameOfProblem(problem);
   }
   const { landmarks, decided } = edits;
   const found = `${landmarks.filter(({ ijk }) => ijk).length} of ${landmarks.length} found`;

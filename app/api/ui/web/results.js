@@ -43,12 +43,12 @@ export class Results {
   }
 
   /** Show the answer for a scan. */
-  show(answer, fileName) {
+  show(answer, title) {
     this.landmarks = [];
     this.#selected = this.#before = -1;
     this.#digits = digitsOf(answer.volume);
     element("facts").textContent =
-      `${fileName} · ${answer.volume.shape.join(" × ")} voxels · ${answer.model.name} ` +
+      `${title} · ${answer.volume.shape.join(" × ")} voxels · ${answer.model.name} ` +
       `${answer.model.version} · ${(answer.timing_ms.total / 1000).toFixed(2)} s`;
     element("rows").replaceChildren();
     element("chosen").textContent = "";
