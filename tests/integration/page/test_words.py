@@ -127,6 +127,19 @@ def test_answer_that_waits_for_the_viewer_says_so(
     page.close()
 
 
+def test_scan_that_is_being_generated_is_said_to_be(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """Over a slow line, nothing was seen to happen for half a minute."""
+    with opened(browser, page_service.url) as page:
+        held = hold(page, "**/page/phantom.nii.gz?*")
+        page.click("#generate")
+        page.wait_for_selector('#state:text-is("Generating a scan…")')
+        held[0].abort()
+        page.wait_for_selector("#problem", state="visible")
+        assert text_of(page, "#state") == ""
+
+
 @pytest.mark.parametrize("screen", [DESK, PHONE])
 def test_paper_has_the_rings_where_they_are_on_the_screen_and_dark_words(
     browser: Browser, page_service: ServiceProcess, screen: dict[str, Any]

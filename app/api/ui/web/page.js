@@ -339,10 +339,12 @@ function listen() {
 async function generate() {
   if (state.generating) return; // a second click would give another scan
   state.generating = true;
+  setStatus("Generating a scan…"); // over a slow line, it takes a while
   try {
     open([await generateScan(state.seed)], [], phantomModel());
     state.seed++;
   } catch (error) {
+    setStatus("");
     showProblem(error);
   }
   state.generating = false;
