@@ -230,3 +230,24 @@ def test_focus_stays_in_the_table_when_another_scan_is_given_up(
         while page.locator('#scans [data-state="problem"]').count() < 2:
             page.clock.run_for(60_000)
         assert focused(page) == ABSENT
+
+
+def test_progress_and_problems_are_in_sight_on_a_low_screen(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """As of a laptop that magnifies: they lay below the scan, and nothing was seen."""
+    inside = """(id) => {
+        const { top, bottom } = document.getElementById(id).getBoundingClientRect();
+        return top >= 0 && Math.floor(bottom) <= innerHeight;
+    }"""
+    with opened(browser, page_service.url, viewport={"width": 853, "height": 400}) as page:
+        held = hold(page, "**/v1/landmarks?*")
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#work", state="visible")
+        assert page.evaluate(inside, "work")
+        page.wait_for_selector("#hint", state="visible")
+        assert page.evaluate(inside, "work")
+        page.evaluate("scrollTo(0, 0)")
+        held[0].fulfill(status=500, json={"code": "internal-error", "detail": "it failed"})
+        page.wait_for_selector("#problem", state="visible")
+        assert page.evaluate(inside, "problem")

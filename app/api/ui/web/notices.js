@@ -87,4 +87,6 @@ export function showProblem(error, choice = null) {
   element("choice-name").textContent = element("choice").name = asked || "";
   element("again").hidden = !choice || !(isPassing(error) || RETRYABLE.includes(error.code));
   element("problem").hidden = false;
+  // It may lie below a scan that fills the window, or above what was pressed; a point is not moved away from its hand.
+  if (document.activeElement.id !== "canvas") element("problem").scrollIntoView({ block: "nearest" });
 }
