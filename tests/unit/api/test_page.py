@@ -69,6 +69,19 @@ def test_file_is_sent_once_and_then_answered_304(
     assert again.headers["etag"] == first.headers["etag"]
 
 
+def test_viewer_is_sent_compressed_to_those_who_can_read_it(client: TestClient) -> None:
+    sizes, texts = [], []
+    for encoding in ("gzip, br", "identity"):
+        with client.stream(
+            "GET", "/page/niivue.js", headers={"Accept-Encoding": encoding}
+        ) as response:
+            sizes.append(int(response.headers["content-length"]))
+            assert response.headers["vary"] == "Accept-Encoding"
+            texts.append(response.read())
+    assert texts[0] == texts[1]
+    assert 2 * sizes[0] < sizes[1] == len(texts[1])
+
+
 @pytest.mark.parametrize("name", ["none.js", "..%2fpage.py", "%2e%2e/page.py", "page.py"])
 def test_other_files_are_not_served(client: TestClient, name: str) -> None:
     assert problem_of(client.get(f"/page/{name}")).status == 404
