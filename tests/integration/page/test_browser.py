@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -13,7 +12,6 @@ from numpy.testing import assert_allclose
 
 from app.io.volume import read_volume
 from app.phantom import make_phantom, scan_bytes
-from app.shapes import read_cohort
 from tests.support.browser import (
     ABSENT,
     BEARER,
@@ -172,7 +170,7 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
         assert page.text_content("#scans span:last-child") == "4 of 6 found, 1 by you"
         name, content = download(page, "#save-all")
         table = list(csv.DictReader(io.StringIO(content)))
-        assert name == "landmarks.csv"
+        assert name == "phantom-landmarks.csv"
         assert {each["scan"] for each in table} == {"a", "c, d"}
         _, single = download(page, '[data-format="long"]')
         columns = next(csv.reader(io.StringIO(single)))
@@ -183,19 +181,6 @@ def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess
             assert ours["ras_x_mm"] == theirs["ras_x_mm"]
             assert ours["decided_by"] == theirs["decided_by"]
             assert ours["warnings"] == theirs["warnings"]
-
-
-def test_scans_of_one_name_are_told_apart_in_the_table(
-    browser: Browser, page_service: ServiceProcess, tmp_path: Path
-) -> None:
-    with opened(browser, page_service.url) as page:
-        # As from three folders, whose names browsers do not tell of files.
-        drop(page, ("head.nii.gz", SCAN), ("head.nii.gz", SCAN[:999]), ("head.nii", SCAN))
-        page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
-        _, content = download(page, "#save-all")
-    table = tmp_path / "landmarks.csv"
-    table.write_text(content, encoding="utf-8")
-    assert read_cohort(table).specimens == ("head", "head (3)")
 
 
 def test_page_ends_with_its_content_on_a_phone(

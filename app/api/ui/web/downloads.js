@@ -1,4 +1,4 @@
-// The downloads: an answer in every format, and the landmarks of all scans as one table.
+// The downloads: an answer in every format, and the landmarks and the measurements of all scans as one table each.
 
 import { element } from "./element.js";
 import { titleOf } from "./queue.js";
@@ -16,12 +16,22 @@ const FORMATS = {
 };
 const BUTTONS = 2;
 const TABLES = ["long", "measurements"];
-// As those of the format "long", between the scan and the model, as in the table of `landmarkd detect`.
-const COLUMNS = [
-  "scan", "label", "status", "confidence", "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
-  "spread_mm", "region95_mm", "decided_by", "description", "warnings", "model", "version",
-];
+// Those of the formats of one scan, which stand between the scan and the model, as in the tables of `landmarkd detect`.
+const COLUMNS = {
+  landmarks: [
+    "label", "status", "confidence", "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
+    "spread_mm", "region95_mm", "decided_by", "description", "warnings",
+  ],
+  measurements: ["name", "value", "unit", "low95", "high95", "reason", "description", "warnings"],
+};
 const NOWHERE = [null, null, null];
+const CELLS = {
+  landmarks: (one) => [
+    one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE), ...(one.ijk ?? NOWHERE),
+    one.spread_mm, one.region95_mm, one.decided_by,
+  ],
+  measurements: (one) => [one.name, one.value, one.unit, ...(one.interval95 ?? [null, null]), one.reason],
+};
 
 /** The title of a scan without what says its format. */
 const stemOf = (title) => title.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)(?=$| (frame|series) \d+$)/i, "");
@@ -51,16 +61,25 @@ export function offerDownloads(title, edits, onProblem) {
 }
 
 /** Save the landmarks of those scans of the list that have an answer as one table. */
-export function saveAll(entries) {
+export function saveLandmarks(entries) {
+  saveTable("landmarks", entries, entries.map(({ edits }) => edits?.answer));
+}
+
+/** Save their measurements, which the service computes of corrected landmarks. */
+export async function saveMeasurements(entries) {
+  const measured = ({ edits }) => (edits?.decided ? convertAnswer(edits.answer, "json", "json") : edits?.original);
+  saveTable("measurements", entries, await Promise.all(entries.map(measured)));
+}
+
+function saveTable(what, entries, answers) {
   const names = apart(entries.map(({ name, choice }) => stemOf(titleOf(name, choice))));
-  const rows = entries.flatMap(({ edits }, at) =>
-    (edits?.landmarks ?? []).map((one) => [
-      names[at], one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE),
-      ...(one.ijk ?? NOWHERE), one.spread_mm, one.region95_mm, one.decided_by, one.description,
-      edits.original.warnings.join(" | "), edits.original.model.name, edits.original.model.version,
-    ]));
-  const text = [COLUMNS, ...rows].map((row) => `${row.map(cell).join(",")}\n`).join("");
-  save(new Blob([text], { type: "text/csv" }), "landmarks.csv");
+  const rows = answers.flatMap((answer, at) => {
+    const ends = answer && [answer.warnings.join(" | "), answer.model.name, answer.model.version];
+    return (answer?.[what] ?? []).map((one) => [names[at], ...CELLS[what](one), one.description, ...ends]);
+  });
+  const text = [["scan", ...COLUMNS[what], "model", "version"], ...rows].map((row) => `${row.map(cell).join(",")}\n`).join("");
+  const models = new Set(answers.flatMap((answer) => answer?.model.name ?? []));
+  save(new Blob([text], { type: "text/csv" }), `${[...models].join("-")}-${what}.csv`);
 }
 
 /** Each name once: scans that were dropped without their folders may share one. */

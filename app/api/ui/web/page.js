@@ -2,7 +2,7 @@
 
 import { describeModel } from "./about.js";
 import { answerWaiting } from "./answers.js";
-import { offerDownloads, saveAll } from "./downloads.js";
+import { offerDownloads, saveLandmarks, saveMeasurements } from "./downloads.js";
 import { nearestToAll } from "./edits.js";
 import { element } from "./element.js";
 import { listenForFiles } from "./files.js";
@@ -323,8 +323,9 @@ function listen() {
   };
   element("save-all").onclick = () => {
     for (const { edits } of queue.answered) edits.saved = edits.landmarks;
-    saveAll(queue.entries);
+    saveLandmarks(queue.entries);
   };
+  element("measure-all").onclick = () => saveMeasurements(queue.entries).catch(showProblem);
   element("ask-choice").onsubmit = (event) => {
     event.preventDefault();
     const { name, valueAsNumber } = element("choice");

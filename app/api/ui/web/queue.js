@@ -104,6 +104,7 @@ export class Queue {
     const counts = [`${entries.length} scans`, answered && `${answered} answered`, failed && `${failed} failed`];
     element("queue-title").textContent = counts.filter(Boolean).join(" · ");
     element("save-all").disabled = !answered;
+    element("measure-all").hidden = !this.answered.some(({ edits }) => edits.original.measurements.length);
   }
 
   /** Scroll the list to the scan that is looked at. */

@@ -1,0 +1,49 @@
+"""Tables of all scans of the page's list, in a real Chromium with a real service."""
+
+import csv
+import io
+from pathlib import Path
+
+from app.phantom import make_phantom, scan_bytes
+from app.shapes import read_cohort
+from tests.support.browser import SCAN, SEED, Browser, choose, download, drop, opened
+from tests.support.services import ServiceProcess
+
+
+def test_scans_of_one_name_are_told_apart_in_the_table(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
+) -> None:
+    with opened(browser, page_service.url) as page:
+        # As from three folders, whose names browsers do not tell of files.
+        drop(page, ("head.nii.gz", SCAN), ("head.nii.gz", SCAN[:999]), ("head.nii", SCAN))
+        page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
+        _, content = download(page, "#save-all")
+    table = tmp_path / "landmarks.csv"
+    table.write_text(content, encoding="utf-8")
+    assert read_cohort(table).specimens == ("head", "head (3)")
+
+
+def test_measurements_of_all_scans_are_one_table_of_what_was_corrected(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    other = scan_bytes(make_phantom(SEED + 1))
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN), ("b.nii", SCAN[:999]), ("c.nii", other))
+        page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
+        page.wait_for_selector("#rows tr")
+        name, content = download(page, "#measure-all")
+        assert name == "phantom-measurements.csv"
+        table = list(csv.DictReader(io.StringIO(content)))
+        assert [each["scan"] for each in table] == ["a", "c"]
+        _, single = download(page, '[data-format="measurements"]')
+        columns = next(csv.reader(io.StringIO(single)))
+        assert list(table[0]) == ["scan", *columns, "model", "version"]
+        (shown,) = csv.DictReader(io.StringIO(single))
+        assert {column: table[0][column] for column in columns} == shown
+        assert float(shown["value"]) > 0
+        choose(page, "ball")
+        page.keyboard.press("x")
+        _, content = download(page, "#measure-all")
+        again = list(csv.DictReader(io.StringIO(content)))
+        assert (again[0]["value"], again[1]) == ("", table[1])
+        assert "ball" in again[0]["reason"]
