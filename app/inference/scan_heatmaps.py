@@ -113,9 +113,6 @@ def _heatmap(vote_map: VoteMap, landmark: int) -> Float[Tensor, "i j k"]:
         pitch_mm3 = math.prod(readout.spacing_mm) * readout.stride**3
         voters = max(1.0, 4 / 3 * math.pi * readout.radius_mm**3 / pitch_mm3)
         sigma_mm = SMOOTHING * readout.reach_mm
-    peak = math.prod(
-        kernel_of(sigma_mm / mm, size)[0]
-        for mm, size in zip(readout.spacing_mm, readout.shape, strict=True)
-    )
+    peak = math.prod(kernel_of(sigma_mm / mm)[0] for mm in readout.spacing_mm)
     heatmap = aggregate(vote_map.votes, [landmark], readout, sigma_mm)[0]
     return heatmap.div_(voters * peak).clamp_(max=1.0)

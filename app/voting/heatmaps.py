@@ -30,6 +30,9 @@ VOTES_PER_THREAD: Final = 1 << 15
 KERNEL_SIGMAS: Final = 3.0
 """A Gaussian is truncated where its weight has fallen to exp(-4.5), a hundredth of its peak."""
 
+MAX_TAPS: Final = 1 << 16
+"""To one side: over any axis, a Gaussian that is truncated there is flat."""
+
 
 def aggregate(
     votes: Votes, landmarks: Sequence[int], readout: Readout, smooth_mm: float = 0.0
@@ -99,9 +102,9 @@ def smooth(
         if sigma == 0.0:
             continue
         size = values.shape[axis]
-        kernel = kernel_of(sigma, size)
+        kernel = kernel_of(sigma)
         smoothed = values * kernel[0]
-        for t in range(1, len(kernel)):
+        for t in range(1, min(len(kernel), size)):
             ahead, behind = values.narrow(axis, t, size - t), values.narrow(axis, 0, size - t)
             smoothed.narrow(axis, 0, size - t).add_(ahead, alpha=kernel[t])
             smoothed.narrow(axis, t, size - t).add_(behind, alpha=kernel[t])
@@ -109,14 +112,13 @@ def smooth(
     return values
 
 
-def kernel_of(sigma: float, size: int) -> list[float]:
+def kernel_of(sigma: float) -> list[float]:
     """Compute the weights of a Gaussian from its centre to one side; both sides sum to one.
 
     Args:
         sigma: Width in voxels, above 0.
-        size: Voxels along the axis, beyond which no weight is needed.
     """
-    taps = math.ceil(min(KERNEL_SIGMAS * sigma, size - 1))
+    taps = math.ceil(min(KERNEL_SIGMAS * sigma, MAX_TAPS))
     # A product, as the power of a float raises OverflowError where a product is infinite.
     kernel = [math.exp(-0.5 * (t / sigma) * (t / sigma)) for t in range(taps + 1)]
     norm = kernel[0] + 2 * sum(kernel[1:])

@@ -96,6 +96,15 @@ def test_aggregate_is_the_smoothed_sum_of_the_chosen_landmarks() -> None:
         np.testing.assert_allclose(volume[row].numpy(), smoothed, atol=1e-5)
 
 
+def test_a_gaussian_past_the_ends_of_a_short_axis_is_lost_as_past_those_of_a_long_one() -> None:
+    """What it has beyond was added to what it has within: a slice was not smoothed at all."""
+    slab = replace(READOUT, shape=(1, 2, 9))
+    votes = votes_at([[0, 1, 4]])
+    expected = oracle.smooth(dense(votes, slab.shape)[0], (1.2 / 0.5, 1.2 / 0.75, 1.2 / 1.25))
+    volume = aggregate(votes, [0], slab, smooth_mm=1.2)[0]
+    np.testing.assert_allclose(volume.numpy(), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("smooth_mm", [5e-324, 1e-300, 1e-160, 1e-9])
 def test_a_gaussian_that_reaches_no_other_voxel_changes_no_bit(smooth_mm: float) -> None:
     """Squares of distances in such sigmas ended in an OverflowError: the service answered 500."""
