@@ -117,7 +117,8 @@ def _count_cells(positions, weight, edge, shape, first, table):
     count = 0
     for vote in range(len(weight)):
         cell = in_cell[vote]
-        if cell < 0:
+        # One without weight says nothing, and would make a peak of what surrounds it.
+        if cell < 0 or weight[vote] == 0.0:
             continue
         slot = _find_slot(cell, cells, table)
         if table[0][slot] == 0:

@@ -113,6 +113,14 @@ def test_peaks_take_no_memory_for_cells_that_are_not_hit() -> None:
     assert peaks[:, 0, :2].T.tolist() == [[99_998, 5, 77_777], [3, 4, 5]]
 
 
+def test_votes_without_weight_change_no_peak() -> None:
+    """The cell of one was the highest where others lay on all sides of it: a threshold may be 0."""
+    around = [[2.0, 5.0, 6.0], [4.0, 5.0, 6.0], [3.0, 4.0, 6.0], [3.0, 6.0, 6.0]]
+    alone, with_it = votes_at(around), votes_at([*around, [3.0, 5.0, 6.0]])
+    with_it.columns[6:, 4] = 0.0
+    np.testing.assert_array_equal(peaks_of(with_it).centre_mm, peaks_of(alone).centre_mm)
+
+
 def test_no_votes_have_no_peaks() -> None:
     """Nothing is found without an error or a warning."""
     peaks = peaks_of(concat_votes([]))
