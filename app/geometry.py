@@ -27,6 +27,10 @@ LPS_FROM_RAS: Final[Affine] = np.diag([-1.0, -1.0, 1.0, 1.0])
 AXIS_CODES: Final = ("LR", "PA", "IS")
 """The negative and positive end of each RAS world axis, as nibabel and ITK abbreviate them."""
 
+ON_FACE: Final = 1e-5
+"""Voxels by which a point may lie outside a face that it lies on: sums of votes in fixed point are
+as exact."""
+
 TURNS: Final = np.array(
     [
         np.eye(3)[:, axes] * signs
@@ -65,8 +69,8 @@ def is_inside(
     points: Points | tuple[float, float, float], shape: Sequence[int] | np.ndarray
 ) -> Bool[np.ndarray, "*n"]:
     """Test which indices lie in an array, up to the faces of its outermost voxels; no NaN does."""
-    index = np.asarray(points)
-    return np.asarray(((index >= -0.5) & (index <= np.asarray(shape) - 0.5)).all(axis=-1))
+    index, end = np.asarray(points), np.asarray(shape) - 0.5
+    return np.asarray(((index >= -0.5 - ON_FACE) & (index <= end + ON_FACE)).all(axis=-1))
 
 
 def distance_beyond(

@@ -29,7 +29,7 @@ from app.voting.cpu import modes as cpu_modes
 from app.voting.peaks import GroupedVotes, find_peaks, group_votes
 from app.voting.readout import Readout
 from app.voting.reference import FIXED_ONE
-from app.voting.votes import Votes
+from app.voting.votes import MAX_PROBABILITY, Votes
 
 MAX_STEPS: Final = 5
 """Of mean shift, at most; clean modes stand still after two."""
@@ -53,6 +53,10 @@ decides only where these are too few to tell."""
 
 MAX_WIDENING: Final = 8.0
 """A heatmap this many times as wide as it was trained to be, in square, is no Gaussian to fit."""
+
+EXACT_BITS: Final = 50
+"""Of a sum of whole numbers that float64 holds exactly; with some left for votes that rounding puts
+within reach of a mode, which were not where it was weighed."""
 
 TINY: Final = 1e-5
 """Of the votes' weight: enough for equations to have a solution, and to change no other."""
@@ -195,9 +199,13 @@ def _fit_gaussians(votes: Votes, modes: Modes, readout: Readout) -> Modes:
     The width is fitted, too, but a little is known of it: p falls to the threshold in one radius.
     """
     unit = readout.metric_mm / readout.reach_mm
-    known = math.log(readout.heatmap_threshold or 1.0) * (readout.reach_mm / readout.radius_mm) ** 2
-    given = (votes.landmark.numpy(), votes.columns.numpy())
-    sums = cpu_gaussians.sum_logarithms(*given, modes.position * unit, unit, float(FIXED_ONE))
+    least = math.log(readout.heatmap_threshold or 1.0)
+    known = least * (readout.reach_mm / readout.radius_mm) ** 2
+    # As fine as sums may be: beside what is known along the normal of a plane, rounding counts.
+    most = MAX_PROBABILITY * np.maximum(modes.weight, 1 / FIXED_ONE) * max(1.0, -least)
+    ones = np.exp2(EXACT_BITS - np.ceil(np.log2(most)))
+    given = (votes.landmark.numpy(), votes.columns.numpy(), modes.position * unit, unit, ones)
+    sums = cpu_gaussians.sum_logarithms(*given)
     products, right = sums[..., :-1], sums[..., -1:]
     weight = products[..., 0, 0].copy()
     products[..., 4, 4] += PRIOR * weight

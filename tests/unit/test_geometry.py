@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from app.geometry import distance_beyond, distance_inside, transform
+from app.geometry import ON_FACE, distance_beyond, distance_inside, is_inside, transform
 
 SHAPE = (7, 9, 5)
 SHEARED = np.array([[1.0, 0.9, 0, 5], [0, 1.2, -0.8, 2], [0.3, 0, 2, -9], [0, 0, 0, 1]])
@@ -32,3 +32,11 @@ def test_a_point_outside_lies_at_a_negative_distance_inside() -> None:
     assert abs(on_face) < 1e-9
     assert outside < 0
     assert np.isnan(nowhere)
+
+
+def test_a_point_on_a_face_lies_in_the_array_whatever_is_rounded() -> None:
+    faces = np.array([[-0.5, 3.0, 2.0], [6.5, 3.0, 4.5]])
+    outwards = np.array([[-1.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
+    assert is_inside(faces + 0.9 * ON_FACE * outwards, SHAPE).all()
+    assert not is_inside(faces + 1.1 * ON_FACE * outwards, SHAPE).any()
+    assert not is_inside((np.nan, 3.0, 2.0), SHAPE)

@@ -15,7 +15,7 @@ COEFFICIENTS: Final = 5
 
 
 @numba_jit
-def sum_logarithms(landmark, columns, centres, unit, one):
+def sum_logarithms(landmark, columns, centres, unit, ones):
     """Sum the normal equations of the logarithm of heatmaps, over the votes within reach of modes.
 
     The logarithm has an error of 1 / p times that of the value p, so p^2 is its weight.
@@ -25,7 +25,7 @@ def sum_logarithms(landmark, columns, centres, unit, one):
         columns: Of ``Votes``.
         centres: Centres of the modes, (landmarks modes 3), in reaches; NaN where there is none.
         unit: Reaches per grid voxel along each axis.
-        one: Fixed-point units of a weight of 1.
+        ones: Fixed-point units of a weight of 1 in the sums of each mode, (landmarks modes).
 
     Returns:
         Products of 1, x, y, z and the square of the distance, in reaches, with each other and, in
@@ -35,7 +35,7 @@ def sum_logarithms(landmark, columns, centres, unit, one):
     terms = np.ones(COEFFICIENTS + 1)
     for vote in range(len(landmark)):
         probability = np.float64(columns[6, vote])
-        weight = probability * columns[7, vote] * one
+        importance = probability * columns[7, vote]
         terms[5] = np.log(probability)
         for mode in range(centres.shape[1]):
             square = 0.0
@@ -46,6 +46,7 @@ def sum_logarithms(landmark, columns, centres, unit, one):
             terms[4] = square
             if square <= 1.0:  # As NaN is not.
                 table = sums[landmark[vote], mode]
+                weight = importance * ones[landmark[vote], mode]
                 for row in range(COEFFICIENTS):
                     for column in range(row, COEFFICIENTS + 1):
                         table[row, column] += np.rint(weight * terms[row] * terms[column])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from app.model.outputs import Field
 from app.model.sections import LandmarkSpec
 from app.voting.landmarks import Landmark, locate
 from app.voting.modes import Modes, find_modes
@@ -97,6 +98,32 @@ def test_flat_heatmaps_are_read_at_their_centre() -> None:
     flat = replace(field, scores=(field.scores >= THRESHOLD).float())
     modes = find_modes(filter_votes(flat, THRESHOLD), readout_of(2.0, landmarks=1), 4)
     assert errors_of(modes, centre).max() < 0.2
+
+
+def test_heatmap_of_one_plane_stays_in_it_and_in_the_scan() -> None:
+    """What its fit rounded moved it by 0.01 voxel along the normal; it lies on the scan's face."""
+    readout = Readout(1, (12, 1, 6), (0.8, 1.3, 1.6), 5.6, stride=2, heatmap_threshold=THRESHOLD)
+    heatmap = torch.full((1, 6, 1, 3), 1.7)
+    field = Field(
+        heatmap, torch.zeros(1).expand(3, *heatmap.shape), "none", background=False, peak=1.0
+    )
+    votes = filter_votes(field, THRESHOLD, Placement(stride=2))
+    position = find_modes(votes, readout, 4).position[:, 0]
+    np.testing.assert_allclose(position, [[5.5, 0.5, 2.5]], atol=1e-6)
+    assert readout.contains(position).all()
+
+
+@pytest.mark.parametrize("height", [0.3, 1.0])
+def test_slices_of_a_coarse_network_have_all_their_landmarks(height: float) -> None:
+    """Half were out of the field: the one plane of such heatmaps lies on the face of the scan."""
+    shape, random = (36, 1, 34), np.random.default_rng(7)
+    centres = np.column_stack([random.uniform(5, 28, COUNT), np.full(COUNT, 0.5)])
+    centres = np.insert(centres, 2, random.uniform(5, 28, COUNT), axis=1)
+    field = gaussian_field(centres, (36, 2, 34), 3.0, stride=2)
+    field = replace(field, scores=height * field.scores)
+    votes = filter_votes(field, THRESHOLD, Placement(stride=2))
+    readout = replace(readout_of(3.0, 2), shape=shape)
+    assert readout.contains(find_modes(votes, readout, 4).position[:, 0]).all()
 
 
 def test_order_of_votes_changes_no_bit_of_a_fit() -> None:
