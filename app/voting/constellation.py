@@ -108,7 +108,8 @@ def fit_constellation(
     weight = np.where(usable, strength, 0.0)
     some = (shape.mean[present], cloud[present], weight[present])
     fit, score = _refine(_fit_strongest(*some), *some, tolerance_mm)
-    if score < CLEAR_SCORE * weight.max(axis=1).sum():
+    # Three landmarks nearly fit wherever they are: of four, most of a score may be theirs.
+    if score < max(CLEAR_SCORE * weight.max(axis=1).sum(), MIN_LANDMARKS - 1):
         fit, _ = _refine(_sample(*some, tolerance_mm), *some, tolerance_mm)
     expected = transform(fit, shape.mean)
     distance = np.linalg.norm(cloud - np.nan_to_num(expected)[:, None], axis=2)
