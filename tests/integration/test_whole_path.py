@@ -37,6 +37,7 @@ KINDS = (
     ModelKind("heatmaps", "sigmoid", layout="nnunet"),
     ModelKind("heatmaps", "softmax", layout="nnunet", members=2),
     ModelKind("heatmaps", "none", whole=True),
+    ModelKind("heatmaps", "spatial_softmax", whole=True),
     ModelKind("coordinates", None),
     ModelKind("coordinates", "none"),
     ModelKind("coordinates", "sigmoid", members=2),
@@ -130,18 +131,18 @@ def test_landmarks_are_those_of_the_reference(cases: list[Case], seed: int) -> N
     spacing, count = model.manifest.input.spacing_mm, len(model.manifest.landmarks)
     # Two ways and not at random: of two equal modes, one of both ways chooses the other.
     ways = [[_disturb(network, seed, way) for network in model.networks] for way in (1, -1)]
-    settled, differences = 0, []
+    settled, wrong = 0, []
     for one in cases[seed].scans:
         given = (one.scan.voxels, one.scan.affine, model.manifest)
         expected = find_landmarks(*given, model.networks)
         nearly = [find_landmarks(*given, networks) for networks in ways]
         found = one.alone["landmarks"]
         for own, *others, landmark in zip(expected, *nearly, found, strict=True):
-            if any(_differences(own, asdict(other), spacing) for other in others):
+            if any(differences(own, asdict(other), spacing) for other in others):
                 continue
             settled += 1
-            differences += [(one.kind, text) for text in _differences(own, landmark, spacing)]
-    assert differences == []
+            wrong += [(one.kind, text) for text in differences(own, landmark, spacing)]
+    assert wrong == []
     assert settled >= MOSTLY * count * len(SCANS)
 
 
@@ -168,7 +169,7 @@ def _disturb(network: Network, seed: int, way: int) -> Network:
     return answer
 
 
-def _differences(
+def differences(
     expected: ReferenceLandmark, found: dict[str, Any], spacing_mm: tuple[float, ...]
 ) -> list[str]:
     """List in what a landmark differs by more than float32 accounts for."""

@@ -138,6 +138,7 @@ def _random_input(kind: ModelKind, stride: int, rng: np.random.Generator) -> dic
         "tile_sigma": float(rng.choice([0.125, 0.25])),
         "tile_layout": kind.layout,
         "divisor": 4 if kind.whole else 1,
+        "trim": bool(rng.random() < 0.7),
         "intensity": intensities[rng.integers(len(intensities))],
     }
 
@@ -161,8 +162,10 @@ def _random_network(kind: ModelKind, stride: int, rng: np.random.Generator) -> d
     if kind.output == "votes":
         network["offset_order"] = str(rng.choice(["axis", "landmark"]))
         network["offset_unit"] = str(rng.choice(["voxel", "mm"]))
-    elif kind.activation == "none":
-        network["heatmap_peak"] = float(rng.uniform(0.8, 1.4))
+    elif kind.activation in ("none", "spatial_softmax"):
+        # What a blob has of all of a scan is some hundredths, in each of its voxels.
+        scale = 1.0 if kind.activation == "none" else 0.05
+        network["heatmap_peak"] = float(scale * rng.uniform(0.8, 1.4))
     return network
 
 
@@ -267,7 +270,7 @@ def _scores(
     activation = network["activation"]
     count = landmarks + (activation == "softmax")
     gain, bias = rng.uniform(0.7, 1.4, count), np.zeros(count)
-    if activation in ("sigmoid", "softmax"):
+    if activation != "none":
         gain, bias = 8 * gain, -rng.uniform(1.5, 4, count)
     if activation == "softmax":
         gain[0] = bias[0] = 0.0

@@ -14,7 +14,7 @@ from tests.support.nifti_files import by_nibabel
 from tests.support.oracle import Array
 from tests.support.scan_files import WORLDS, as_metaimage, as_nifti, as_nrrd
 
-ScanKind = Literal["flipped", "oblique", "sheared", "thin", "blank"]
+ScanKind = Literal["flipped", "oblique", "sheared", "thin", "blank", "padded"]
 TYPES: Final = ("u1", "i2", "u2", "i4", "f4", "f8")
 EXTENT: Final = 20
 """Most voxels along an axis of a grid."""
@@ -45,7 +45,8 @@ def make_random_scan(
 
     Args:
         kind: ``flipped`` has axes along those of the world; ``sheared`` ones that are nearer to the
-            same axis of the world than to another; ``thin`` is one voxel wide along one of them.
+            same axis of the world than to another; ``thin`` is one voxel wide along one of them;
+            ``padded`` has planes of a value of their own on some sides.
         spacing_mm: Of the model that sees it.
         rng: What it is made of.
     """
@@ -59,6 +60,8 @@ def make_random_scan(
     voxels = np.full(shape, 57.0)
     if kind != "blank":
         voxels = _blobs(shape, spacing, rng) + rng.normal(0, rng.choice([0.0, 0.5, 2.0]), shape)
+    if kind == "padded":
+        voxels = _pad(voxels, rng)
     affine = np.eye(4)
     affine[:3, :3] = _directions(kind, rng) * spacing
     affine[:3, 3] = rng.uniform(-100, 100, 3)
@@ -74,6 +77,17 @@ def _blobs(shape: NDArray[np.int64], spacing: Array, rng: np.random.Generator) -
         blob = np.exp(-0.5 * (away_mm**2).sum(axis=-1) / sigma_mm**2)
         voxels = np.maximum(voxels, rng.uniform(60, 100) * blob)
     return np.asarray(voxels)
+
+
+def _pad(voxels: Array, rng: np.random.Generator) -> Array:
+    """Pad what is left of a scan so that it stays as large, with what may be brighter than it."""
+    shape, voxels = voxels.shape, voxels[2:-2, 2:-2, 2:-2]
+    before = [int(rng.integers(0, 5)) for _ in range(3)]
+    width = [(first, 4 - first) for first in before]
+    value = rng.choice([-3000.0, 0.0, 30.0, voxels.min()])
+    padded = np.pad(voxels, width, constant_values=value)
+    assert padded.shape == shape
+    return padded
 
 
 def _directions(kind: ScanKind, rng: np.random.Generator) -> Array:

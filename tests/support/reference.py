@@ -1,65 +1,33 @@
 """Scan -> landmarks, in NumPy float64: a plain reference of the whole path, for tests.
 
-``reference_grid`` prepares the scan, ``reference_votes`` has the networks vote; here votes become
-landmarks. It is written from the documentation, for models without a mean shape or a second
-network, and shares nothing with the package but the manifest: no fixed point, no blocks, no
-batches. Networks are functions of float64.
+``reference_grid`` prepares the scan, ``reference_votes`` has the networks vote, ``reference_modes``
+reads their votes; here modes become landmarks, of a mean shape as ``reference_shape`` says. It is
+written from the documentation, for models without a second network, and shares nothing with the
+package but the manifest: no fixed point, no blocks, no batches. Networks are functions of float64.
 """
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from app.model.manifest import Manifest
-from tests.support.oracle import Array, voters
+from tests.support.oracle import Array
 from tests.support.reference_grid import ReferenceGrid, reference_grid
+from tests.support.reference_modes import (
+    Mode,
+    ReferenceReadout,
+    find_modes,
+    is_inside,
+    votes_for,
+)
+from tests.support.reference_shape import ShapeOpinion, choose_by_shape
 from tests.support.reference_votes import (
     Coordinates,
     Network,
-    ReferenceVotes,
     coordinates_of,
     votes_of,
 )
-
-MODES = 4
-"""Per landmark, at most."""
-
-STEPS = 5
-"""Of mean shift, at most."""
-
-ON_FACE = 1e-9
-"""Voxels by which a point may lie outside a face that it lies on, by rounding."""
-
-SETTLED = 1e-6
-"""Modes that move less, in reaches, stand still."""
-
-WIDTH_PRIOR, TINY, WIDEST = 1e-3, 1e-5, 8.0
-"""Of the fit to a heatmap: how much its trained width counts, as a share of the votes' weight; what
-is added to have a solution; and the square of how many times as wide it may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """Where the votes for a landmark agree.
-
-    Attributes:
-        position: In grid voxels, (3,).
-        weight: Of the votes within reach.
-        mass: Weight per voxel that could have voted for the position.
-        coherence: Share of all weight.
-        spread_mm: Root mean square distance of the votes from their mean; None: not known.
-        source: Mean of the voxels that vote, in grid voxels, (3,); None: there are none.
-    """
-
-    position: Array
-    weight: float
-    mass: float
-    coherence: float
-    spread_mm: float | None
-    source: Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +45,20 @@ class ReferenceLandmark:
 
 
 @dataclass(frozen=True, slots=True)
-class _Readout:
-    """How the votes of a grid are read.
+class ScanFrame:
+    """The grid that modes lie in.
 
     Attributes:
-        shape: Of the grid.
-        metric_mm: Edges of a voxel as distances between votes count, (3,).
+        shape: In voxels.
         spacing_mm: Edges of a voxel, (3,).
-        radius_mm: The voting radius.
-        reach_mm: Within which votes count for a mode.
-        stride: Grid voxels per field voxel.
-        threshold: To which a heatmap falls at the radius; None: votes are not of a heatmap.
+        to_volume: Grid voxel index -> index of the scan.
+        to_world: Grid voxel index -> mm, RAS.
     """
 
     shape: tuple[int, ...]
-    metric_mm: Array
     spacing_mm: Array
-    radius_mm: float
-    reach_mm: float
-    stride: int
-    threshold: float | None
+    to_volume: Array
+    to_world: Array
 
 
 def find_landmarks(
@@ -120,15 +82,19 @@ def find_landmarks(
         readout = _readout(grid, manifest)
         votes = votes_of(grid.voxels, manifest, networks)
         indices = range(len(manifest.landmarks))
-        modes = [_find_modes(_votes_for(votes, one, readout), readout) for one in indices]
-    return [_describe(own, grid, manifest, index) for index, own in enumerate(modes)]
+        modes = [find_modes(votes_for(votes, one, readout), readout) for one in indices]
+    scan = ScanFrame(
+        grid.voxels.shape, np.array(manifest.input.spacing_mm), grid.to_volume, grid.to_world
+    )
+    thresholds = [landmark.presence_threshold for landmark in manifest.landmarks]
+    return [describe(own, least, scan) for own, least in zip(modes, thresholds, strict=True)]
 
 
-def _readout(grid: ReferenceGrid, manifest: Manifest) -> _Readout:
+def _readout(grid: ReferenceGrid, manifest: Manifest) -> ReferenceReadout:
     is_heatmap = manifest.network.output == "heatmaps"
     spacing, voting = np.array(manifest.input.spacing_mm), manifest.voting
     is_round_in_voxels = voting.round_in == "voxels"
-    return _Readout(
+    return ReferenceReadout(
         shape=grid.voxels.shape,
         metric_mm=np.full(3, np.cbrt(spacing.prod())) if is_round_in_voxels else spacing,
         spacing_mm=spacing,
@@ -137,15 +103,6 @@ def _readout(grid: ReferenceGrid, manifest: Manifest) -> _Readout:
         stride=manifest.network.output_stride,
         threshold=voting.threshold if is_heatmap else None,
     )
-
-
-def _votes_for(votes: ReferenceVotes, landmark: int, readout: _Readout) -> ReferenceVotes:
-    """Choose the votes for a landmark that come from the scan and not from its padding."""
-    last = np.array(readout.shape) - 0.5
-    chosen = (votes.landmark == landmark) & np.isfinite(votes.position).all(axis=1)
-    chosen &= ((votes.source >= -0.5) & (votes.source <= last)).all(axis=1)
-    columns = ("landmark", "source", "position", "probability", "weight")
-    return ReferenceVotes(*[getattr(votes, name)[chosen] for name in columns])
 
 
 def _modes_of_coordinates(
@@ -167,140 +124,28 @@ def _modes_of_coordinates(
     return modes
 
 
-def _find_modes(votes: ReferenceVotes, readout: _Readout) -> list[Mode]:
-    """Find the modes of one landmark's votes, heaviest first."""
-    mm, reach = votes.position * readout.metric_mm, readout.reach_mm
-    centres, error_mm = _find_peaks(votes, readout)
-    for step in range(STEPS):
-        before, within = centres, reach if step else error_mm + 0.25 * reach
-        moved = [_mean_within(mm, votes.weight, centre, within) for centre in before]
-        centres = [centre for centre in moved if centre is not None]
-        if step == 0:
-            centres = _apart(centres, 0.5 * reach)
-        elif step >= 2 and len(centres) == len(before):
-            away = [np.abs(a - b).max() for a, b in zip(before, centres, strict=True)]
-            if max(away, default=0.0) <= SETTLED * reach:
-                break
-    near = [np.linalg.norm(mm - centre, axis=1) <= reach for centre in centres]
-    weights = [float(votes.weight[one].sum()) for one in near]
-    heaviest = sorted(range(len(centres)), key=lambda one: -weights[one])
-    kept = _apart([centres[one] for one in heaviest if weights[one] > 0], reach)
-    return [_describe_mode(votes, centre, readout) for centre in kept]
-
-
-def _mean_within(mm: Array, weight: Array, centre: Array, reach: float) -> Array | None:
-    near = np.linalg.norm(mm - centre, axis=1) <= reach
-    if weight[near].sum() <= 0:
-        return None
-    return np.asarray(np.average(mm[near], axis=0, weights=weight[near]))
-
-
-def _apart(points: Sequence[Array], least: float) -> list[Array]:
-    """Keep the points that are no nearer than that to one before them."""
-    kept: list[Array] = []
-    for point in points:
-        if all(np.linalg.norm(point - other) >= least for other in kept):
-            kept.append(point)
-    return kept
-
-
-def _find_peaks(votes: ReferenceVotes, readout: _Readout) -> tuple[list[Array], float]:
-    """Find the highest cells in mm, and how far a peak may be from the centre of its cell."""
-    metric, shape = readout.metric_mm, np.array(readout.shape)
-    edge = np.maximum(1.0, np.round(0.6 * readout.reach_mm / metric))
-    margin = np.ceil(readout.radius_mm / (metric * edge)) + 1
-    first = -edge * margin
-    cells = (np.ceil(shape / edge) + 2 * margin).astype(int)
-    cell = np.floor((votes.position - first + 0.5) / edge).astype(int)
-    inside = ((cell >= 1) & (cell < cells - 1)).all(axis=1)
-    totals = np.zeros(cells)
-    np.add.at(totals, tuple(cell[inside].T), votes.weight[inside])
-    heights = np.zeros(cells)
-    for shift in itertools.product((-1, 0, 1), repeat=3):
-        share = math.prod(2 - abs(one) for one in shift)
-        heights += share * np.roll(totals, shift, axis=(0, 1, 2))
-    hit = np.argwhere(totals > 0)
-    centres = (hit * edge + first + (edge - 1) / 2) * metric
-    height = heights[tuple(hit.T)]
-    peaks: list[Array] = []
-    while len(peaks) < MODES and height.max(initial=0.0) > 0:
-        peaks.append(centres[height.argmax()])
-        near = np.linalg.norm(centres - peaks[-1], axis=1) <= readout.reach_mm
-        height = np.where(near, 0.0, height)
-    return peaks, float(np.linalg.norm(edge * metric)) / 2
-
-
-def _describe_mode(votes: ReferenceVotes, centre_mm: Array, readout: _Readout) -> Mode:
-    """Tell all of a mode around a centre."""
-    away = votes.position * readout.metric_mm - centre_mm
-    near = np.linalg.norm(away, axis=1) <= readout.reach_mm
-    weight = float(votes.weight[near].sum())
-    share = votes.weight[near] / weight
-    off_mm = away[near] / readout.metric_mm * readout.spacing_mm
-    position = centre_mm / readout.metric_mm
-    if readout.threshold is not None:
-        position = position + _fit_gaussian(votes, away, near, readout) / readout.metric_mm
-    return Mode(
-        position=position,
-        weight=weight,
-        mass=weight / (_ideal_weight(readout.threshold) * _count_voters(position, readout)),
-        coherence=weight / float(votes.weight.sum()),
-        spread_mm=math.sqrt(share @ (off_mm**2).sum(axis=1)),
-        source=share @ votes.source[near],
-    )
-
-
-def _fit_gaussian(votes: ReferenceVotes, away: Array, near: Array, readout: _Readout) -> Array:
-    """Fit a Gaussian to the logarithms of a heatmap; gives its peak in mm from the mode."""
-    reach, x = readout.reach_mm, away[near] / readout.reach_mm
-    known = math.log(readout.threshold or 1.0) * (reach / readout.radius_mm) ** 2
-    importance = votes.probability[near] * votes.weight[near]
-    total = importance.sum()
-    basis = np.column_stack([np.ones(len(x)), x, (x**2).sum(axis=1)])
-    products = basis.T @ (importance[:, None] * basis)
-    right = basis.T @ (importance * np.log(votes.probability[near]))
-    products[4, 4] += WIDTH_PRIOR * total
-    right[4] += WIDTH_PRIOR * total * known
-    fit = np.linalg.solve(products + TINY * total * np.eye(5), right)
-    move = -fit[1:4] / (2 * min(fit[4], known / WIDEST))
-    return move * reach if np.linalg.norm(move) <= 1 else np.zeros(3)
-
-
-def _ideal_weight(threshold: float | None) -> float:
-    """Average a Gaussian over the ball in which it reaches the threshold; 1 of other votes."""
-    if threshold is None:
-        return 1.0
-    edge = math.sqrt(-2 * math.log(threshold))
-    total = math.sqrt(math.pi / 2) * math.erf(edge / math.sqrt(2))
-    return 3 * (total - edge * threshold) / edge**3
-
-
-def _count_voters(position: Array, readout: _Readout) -> float:
-    """Count the field voxels that could vote; for a position outside, an eighth of a ball's."""
-    metric, radius, stride = readout.metric_mm, readout.radius_mm, readout.stride
-    count = voters(position, readout.shape, metric, radius, stride)
-    octant = math.pi / 6 * radius**3 / float(np.prod(metric * stride))
-    return max(count, 1.0 if _is_inside(position, readout.shape) else octant, 1.0)
-
-
-def _is_inside(position: Array, shape: Sequence[int]) -> bool:
-    end = np.array(shape) - 0.5
-    return bool(((position >= -0.5 - ON_FACE) & (position <= end + ON_FACE)).all())
-
-
-def _describe(
-    modes: Sequence[Mode], grid: ReferenceGrid, manifest: Manifest, index: int
+def describe(
+    modes: Sequence[Mode], least_mass: float, scan: ScanFrame, opinion: ShapeOpinion | None = None
 ) -> ReferenceLandmark:
-    """Apply the rules of presence to the heaviest mode, without a mean shape."""
+    """Apply the rules of presence to the mode that the shape chooses, else to the heaviest."""
     if not modes:
         return ReferenceLandmark("not_found", None, None, 0.0, 0.0, 0.0, None, None)
-    mode, threshold = modes[0], manifest.landmarks[index].presence_threshold
-    is_sure = mode.mass >= threshold and mode.coherence >= 0.5
-    confidence = min(1 / (1 + (threshold / mode.mass) ** 2), mode.coherence)
-    if mode.mass < threshold / 4:
+    agrees = opinion is not None and opinion.chosen is not None
+    mode = modes[opinion.chosen or 0] if opinion is not None else modes[0]
+    is_there = mode.mass >= least_mass
+    is_sure = is_there and mode.coherence >= 0.5
+    confidence = min(1 / (1 + (least_mass / mode.mass) ** 2), 1.0 if agrees else mode.coherence)
+    is_elsewhere = False
+    if opinion is not None:
+        is_sure = is_there and agrees and opinion.plausible
+        confidence /= (1 if agrees else 2) * (1 if opinion.plausible else 2)
+        is_elsewhere = opinion.expected_mm is not None and not agrees
+    if mode.mass < least_mass / 4:
         status = "not_found"
-    elif not _is_inside(mode.position, grid.voxels.shape):
+    elif not is_inside(mode.position, scan.shape):
         status = "out_of_field" if is_sure else "not_found"
+    elif is_elsewhere and not is_there:
+        status = "not_found"
     else:
         status = "detected" if is_sure else "low_confidence"
     known = (mode.mass, mode.coherence, confidence)
@@ -309,7 +154,34 @@ def _describe(
         return absent
     point, apart = np.append(mode.position, 1.0), None
     if mode.source is not None:
-        apart_mm = (mode.position - mode.source) * np.array(manifest.input.spacing_mm)
-        apart = float(np.linalg.norm(apart_mm))
-    ijk, ras_mm = (to[:3] @ point for to in (grid.to_volume, grid.to_world))
+        apart = float(np.linalg.norm((mode.position - mode.source) * scan.spacing_mm))
+    ijk, ras_mm = (to[:3] @ point for to in (scan.to_volume, scan.to_world))
     return replace(absent, ijk=ijk, ras_mm=ras_mm, spread_mm=mode.spread_mm, disagreement_mm=apart)
+
+
+def ask_shape(
+    modes: Sequence[Sequence[Mode]],
+    least: Sequence[float],
+    scan: ScanFrame,
+    mean: Array,
+    tolerance_mm: float,
+) -> list[ShapeOpinion]:
+    """Ask a mean shape which modes agree, and whether enough of those it expects in the scan do."""
+    to_world = scan.to_world
+    places = [
+        np.array([to_world[:3] @ np.append(one.position, 1.0) for one in own]).reshape(-1, 3)
+        for own in modes
+    ]
+    strengths = [
+        np.array([min(one.mass / mass, 1.0) for one in own])
+        for own, mass in zip(modes, least, strict=True)
+    ]
+    opinions = choose_by_shape(places, strengths, mean, tolerance_mm)
+    from_world = np.linalg.inv(to_world)
+    shown = [
+        one.chosen is not None
+        for one in opinions
+        if one.expected_mm is not None
+        and is_inside((from_world @ np.append(one.expected_mm, 1.0))[:3], scan.shape)
+    ]
+    return [replace(one, plausible=2 * sum(shown) >= len(shown)) for one in opinions]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.ndimage import binary_fill_holes, map_coordinates
 
 from app.model.sections import InputSpec, IntensitySpec
@@ -20,6 +21,9 @@ ENDS = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": 
 
 LEAST_DIFFERENCE = 1e-5
 """Share of voxel values that counts as a difference between them."""
+
+FAR = 6
+"""Of a scan that was padded far, what is shown has less than one of so many parts."""
 
 THICK = 3.0
 """nnU-Net does not interpolate along an axis whose voxels are more than so many times as long."""
@@ -49,9 +53,11 @@ def reference_grid(voxels: Array, affine: Array, spec: InputSpec) -> ReferenceGr
     Args:
         voxels: (i j k).
         affine: Voxel index -> mm, RAS.
-        spec: Of the model; ``trim`` is not known here.
+        spec: Of the model.
     """
-    values, to_volume = _orient(voxels, affine, spec.orientation)
+    shown, to_shown = trim(voxels) if spec.trim else (voxels, np.eye(4))
+    values, to_volume = _orient(shown, affine, spec.orientation)
+    to_volume = to_shown @ to_volume
     spacing = np.linalg.norm((affine @ to_volume)[:3, :3], axis=0)
     target = np.array(spec.spacing_mm)
     if spec.tile_layout == "nnunet":
@@ -64,6 +70,42 @@ def reference_grid(voxels: Array, affine: Array, spec: InputSpec) -> ReferenceGr
         values = _normalise(values, spec.intensity)
     to_volume = to_volume @ to_axes
     return ReferenceGrid(values, to_volume, affine @ to_volume)
+
+
+def trim(voxels: Array) -> tuple[Array, Array]:
+    """Take away what a scan was padded with, if it was; gives the map of indices back, too."""
+    padding, box = find_padding(voxels)
+    shown = voxels[box]
+    if not shown.size:
+        return voxels, np.eye(4)
+    faces = [np.take(shown, end, axis).ravel() for axis in range(3) for end in (0, -1)]
+    is_far = shown.size < voxels.size / FAR
+    if not (is_far or shown.min() > padding or np.median(np.concatenate(faces)) < padding):
+        return voxels, np.eye(4)
+    to_voxels = np.eye(4)
+    to_voxels[:3, 3] = [one.start for one in box]
+    return shown, to_voxels
+
+
+def find_padding(voxels: Array) -> tuple[float, tuple[slice, ...]]:
+    """Find the value of outermost planes, and the box of the voxels that are not blank by it.
+
+    Of planes of several values, those that leave the least box.
+    """
+    planes = [np.take(voxels, end, axis) for axis in range(3) for end in (0, -1)]
+    values = {float(one.flat[0]) for one in planes if (one == one.flat[0]).all()}
+    found = [(value, _box(voxels != value)) for value in sorted(values)]
+    whole = (float(voxels.flat[0]), tuple(slice(0, size) for size in voxels.shape))
+    return min(found, key=lambda one: voxels[one[1]].size, default=whole)
+
+
+def _box(inside: NDArray[np.bool_]) -> tuple[slice, ...]:
+    """Bound what is inside; no box of nothing has any voxels."""
+    if not inside.any():
+        return (slice(0, 0),) * 3
+    where = np.argwhere(inside)
+    ends = zip(where.min(axis=0), where.max(axis=0), strict=True)
+    return tuple(slice(int(first), int(last) + 1) for first, last in ends)
 
 
 def _orient(voxels: Array, affine: Array, orientation: str) -> tuple[Array, Array]:
@@ -134,10 +176,9 @@ def _crop(values: Array) -> tuple[Array, Array]:
     to_axes = np.eye(4)
     if not values.any():
         return values, to_axes
-    inside = np.argwhere(values)
-    first, last = inside.min(axis=0), inside.max(axis=0)
-    to_axes[:3, 3] = first
-    return values[tuple(slice(a, b + 1) for a, b in zip(first, last, strict=True))], to_axes
+    box = _box(values != 0)
+    to_axes[:3, 3] = [one.start for one in box]
+    return values[box], to_axes
 
 
 def _resample_by_splines(values: Array, spacing: Array, target: Array) -> tuple[Array, Array]:

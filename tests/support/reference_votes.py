@@ -67,7 +67,7 @@ def votes_of(grid: Array, manifest: Manifest, networks: Sequence[Network]) -> Re
 
     Args:
         grid: As ``reference_grid`` makes it, (i j k).
-        manifest: Of a model that answers votes or heatmaps, without a spatial softmax.
+        manifest: Of a model that answers votes or heatmaps.
         networks: Its members.
     """
     network, stride = average(networks, manifest), manifest.network.output_stride
@@ -85,7 +85,10 @@ def votes_of(grid: Array, manifest: Manifest, networks: Sequence[Network]) -> Re
         mean = np.zeros((len(answers[0]), *total.shape))
         for tile, span, answer in zip(tiles, spans, answers, strict=True):
             mean[:, *span] += answer * tile.importance
-        heatmaps = (mean / np.where(total > 0, total, 1.0))[:, *kept]
+        heatmaps = mean / np.where(total > 0, total, 1.0)
+        if manifest.network.activation == "spatial_softmax":
+            heatmaps = _over_voxels(heatmaps, total > 0)
+        heatmaps = heatmaps[:, *kept]
         offsets = np.zeros((3, len(manifest.landmarks), *field))
         return _cast(manifest, heatmaps, offsets, np.ones(field), (0, 0, 0))
     votes = []
@@ -199,6 +202,14 @@ def _probabilities(scores: Array, manifest: Manifest) -> Array:
         return probabilities_of(scores, activation, background=activation == "softmax")
     # The values of heatmaps may exceed their peak a little.
     return np.minimum(scores / (manifest.network.heatmap_peak or 1.0), 2.0)
+
+
+def _over_voxels(heatmaps: Array, answered: NDArray[np.bool_]) -> Array:
+    """Take the softmax of each heatmap over all voxels that the network answers."""
+    scores = np.where(answered, heatmaps, -np.inf)
+    most = scores.max(axis=(1, 2, 3), keepdims=True)
+    exponential = np.exp(scores - most)
+    return np.asarray(exponential / exponential.sum(axis=(1, 2, 3), keepdims=True))
 
 
 def _cast(
