@@ -16,7 +16,7 @@ from tests.support.reference import ReferenceLandmark, ScanFrame, ask_shape, des
 from tests.support.reference_modes import ReferenceReadout, find_modes, votes_for
 from tests.support.reference_votes import ReferenceVotes
 
-SEEDS = range(12)
+SEEDS = range(40)
 RADIUS_MM, TOLERANCE_MM = 3.0, 1.5
 NUMBERS = ("mass", "coherence", "confidence", "spread_mm", "disagreement_mm", "ijk", "ras_mm")
 
