@@ -38,6 +38,9 @@ MODALITIES: Final = frozenset(
 SERIES_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,6}")
 """Likewise; more digits may be a date or an identity."""
 
+MOSAICS: Final = frozenset((b"MOSAIC", b"VFRAME"))
+"""What Siemens and United Imaging write into ImageType where slices lie side by side."""
+
 GROUPS: Final = {
     Tag.ImagePositionPatient: PLANE_POSITION,
     Tag.ImageOrientationPatient: PLANE_ORIENTATION,
@@ -221,10 +224,11 @@ def _frames(head: Head) -> int:
         raise BrokenVolume(f"expected functional groups for {frames} frames, got {places}")
     if frames > 1 and not places:
         raise BadGeometry(f"expected a place for each of {frames} frames, got none")
-    if not places and b"MOSAIC" in head.dataset.values.get(Tag.ImageType, b""):
+    types = head.dataset.values.get(Tag.ImageType, b"").split(b"\\")
+    if not places and not MOSAICS.isdisjoint(one.strip(b" \0") for one in types):
         raise BadGeometry(
-            "expected one slice in an image, got a mosaic of many, as Siemens writes them; convert "
-            "it to NIfTI, for example with dcm2niix"
+            "expected one slice in an image, got a mosaic of many, as Siemens and United Imaging "
+            "write them; convert it to NIfTI, for example with dcm2niix"
         )
     return frames
 

@@ -216,6 +216,7 @@ def test_files_that_are_no_images_are_ignored_with_a_warning() -> None:
         ({"ImageOrientationPatient": [2, 0, 0, 0, 1, 0]}, BadGeometry, "unit vectors"),
         ({"PixelSpacing": None}, BadGeometry, "with PixelSpacing"),
         ({"ImageType": ["ORIGINAL", "PRIMARY", "M", "MOSAIC"]}, BadGeometry, "got a mosaic"),
+        ({"ImageType": ["ORIGINAL", "PRIMARY", "M", "VFRAME"]}, BadGeometry, "got a mosaic"),
         ({"PixelSpacing": ["0", "1"]}, BadGeometry, "positive PixelSpacing"),
         ({"PhotometricInterpretation": "RGB", "SamplesPerPixel": 3}, BadVoxels, "colours"),
         ({"PhotometricInterpretation": "PALETTE COLOR"}, BadVoxels, "palette"),
