@@ -120,8 +120,7 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         status = FCSV_UNDEFINED if landmark.lps_mm is None else FCSV_DEFINED
         position = landmark.lps_mm or (0, 0, 0)
         flags = (0, 0, 0, 1, 1, 1, 0)  # orientation as a quaternion, visible, selected, locked
-        # Readers take each line for a row, or for a remark; a label may take half of one.
-        description = " ".join(_described(landmark, max_bytes=300).splitlines())
+        description = _described(landmark, max_bytes=300)  # A label may take half of a line.
         rows.append((number, *position, *flags, landmark.name, description, "", status, 0))
     told = (*answer.warnings, *map(_measured, answer.measurements))
     remarks = "".join(f"# {line}\n" for one in told for line in wrap(one, 250))
@@ -235,7 +234,8 @@ def _described(landmark: LandmarkAnswer, max_bytes: int | None = None) -> str:
         remark = landmark.status.replace("_", " ")
     else:
         remark = "" if region_mm is None else f"95 % within {region_mm:.3g} mm"
-    told = landmark.description.encode()[:max_bytes].decode(errors="ignore")
+    # Slicer takes each line of a table for a row, whatever quotes are around it.
+    told = " ".join(landmark.description.split()).encode()[:max_bytes].decode(errors="ignore")
     return "; ".join(filter(None, (told, remark)))
 
 

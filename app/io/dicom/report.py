@@ -184,8 +184,9 @@ class _Content:
         )
 
     def _code(self, one: LandmarkAnswer | MeasurementAnswer) -> sr.CodedConcept:
-        """Code what the model names; a backslash would end a value."""
-        meaning = f"{one.name}: {one.description}" if one.description else one.name
+        """Code what the model names; a backslash would end a value, and a line none may hold."""
+        description = " ".join(one.description.split())
+        meaning = f"{one.name}: {description}" if description else one.name
         if len(meaning) > MEANING_LETTERS:
             meaning = meaning[: MEANING_LETTERS - 3] + "..."
         value = f"{self._answer.model.name}/{one.name}"

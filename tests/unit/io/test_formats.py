@@ -168,16 +168,18 @@ def test_written_file_is_read_back_in_ras(suffix: str, tmp_path: Path) -> None:
     assert points == {name: place for name, place in found.items() if place is not None}
 
 
-def test_slicer_list_has_one_line_for_each_point(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("suffix", "others"), [("fcsv", 3 + 1), ("csv", 1), ("tsv", 1)])
+def test_slicer_list_has_one_line_for_each_point(suffix: str, others: int, tmp_path: Path) -> None:
+    """Its readers take each line for a point, whatever quotes are around it."""
     answer = answer_of({"a": (1.0, 2.0, 3.0), "b": (4.0, 5.0, 6.0)})
     lines = {"description": "left\n# upper\r\nlower"}
     described = [landmark.model_copy(update=lines) for landmark in answer.landmarks]
     changes = {"landmarks": described, "warnings": ["one\ntwo"]}
-    content = write_fcsv(answer.model_copy(update=changes))
-    path = tmp_path / "scan.fcsv"
+    content = write_answer(answer.model_copy(update=changes), suffix)
+    path = tmp_path / f"scan.{suffix}"
     path.write_bytes(content)
     assert list(read_landmarks(path)) == ["a", "b"]
-    assert content.count(b"\n") == 3 + 1 + 2
+    assert content.count(b"\n") == others + 2
     assert content.count(b"left # upper lower") == 2
 
 

@@ -55,7 +55,9 @@ SCANS = {
 PLACES = {"tip": (0.25, 1.5, 2.125), "b\\ase of £ 日本": (3.0, 0.0, 1.75), "end": (0.1, 3.9, 0.0)}
 MISSING = "gone"
 SPECS = (
-    MeasurementSpec(name="length", kind="distance", points=("tip", "end"), description="a" * 99),
+    MeasurementSpec(
+        name="length", kind="distance", points=("tip", "end"), description=f"a\nb\t{'c' * 99}"
+    ),
     MeasurementSpec(name="bend", kind="angle", points=("tip", "end", "tip", "b\\ase of £ 日本")),
     MeasurementSpec(name="lost", kind="distance", points=("tip", MISSING)),
 )
@@ -146,7 +148,7 @@ def test_measurements_have_units_intervals_and_the_points_they_are_between() -> 
     length, bend, _ = answer.measurements
     assert "lost" not in groups
     low, high = "Lower bound of the 95 % interval", "Upper bound of the 95 % interval"
-    name = f"length: {'a' * 53}..."
+    name = f"length: a b {'c' * 49}..."
     assert set(groups["length"].numbers) == {name, low, high}
     assert length.interval95
     for key, value in zip((name, low, high), (length.value, *length.interval95), strict=True):
