@@ -95,7 +95,7 @@ def _read_fields(stream: FileStream) -> dict[str, str]:
         )
     if fields.get("ObjectType", "Image") != "Image":
         raise NotAVolume("expected a MetaImage file, got a MetaIO object of another type")
-    if not _is_true(fields.get("BinaryData", "False")):
+    if not _is_true(fields.get("BinaryData", "True")):
         raise NotAVolume("expected a MetaImage file with binary voxels, got them as text")
     if fields.get("HeaderSize", "0") not in ("0", "-1"):
         raise BrokenVolume("expected voxels right behind the header, got a HeaderSize")

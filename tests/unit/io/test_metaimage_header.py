@@ -53,6 +53,11 @@ def test_comment_may_come_first() -> None:
     assert_array_equal(volume.voxels, counting())
 
 
+def test_voxels_are_binary_unless_the_header_says_otherwise() -> None:
+    """So ITK reads them; fields of the header are optional to it."""
+    assert_array_equal(read_volume(as_metaimage(BinaryData=None)).voxels, counting())
+
+
 @pytest.mark.parametrize("kept", [-1, -4, -20])
 def test_truncated_and_corrupt_zlib_streams_are_refused(kept: int) -> None:
     content = as_metaimage(zipped=True)
