@@ -125,6 +125,13 @@ def jpeg2000(array: np.ndarray) -> bytes:
     return target.getvalue()
 
 
+def jp2(array: np.ndarray) -> bytes:
+    """Compress an image as ``jpeg2000``, into a whole JP2 file."""
+    target = io.BytesIO()
+    Image.fromarray(array.astype(np.uint16)).save(target, "JPEG2000")
+    return target.getvalue()
+
+
 def packed_bits(array: np.ndarray) -> bytes:
     """Pack bits as they are, without runs: 128 bytes at most behind their number."""
     planes = [array.astype(">u2").view("u1").reshape(-1, 2)[:, byte].tobytes() for byte in (0, 1)]

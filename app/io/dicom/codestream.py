@@ -9,6 +9,7 @@ anything else is refused before it is decoded.
 import math
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from app.errors import BrokenVolume
@@ -24,6 +25,10 @@ ONE_SCAN: Final = frozenset((0xC0, 0xC1, 0xC3, 0xF7))
 
 BARE: Final = frozenset(range(0xD0, 0xDA))
 """Markers without a length. What is below the frames' is no marker in a JPEG file."""
+
+JP2_START: Final = b"\0\0\0\x0cjP  "
+MAX_BOXES: Final = 64
+"""Of a JP2 file before its codestream; four or so."""
 
 JPEG2000_START: Final = b"\xff\x4f\xff\x51"
 CODING, TILE_PART, DATA, END = 0x52, 0x90, 0x93, 0xD9
@@ -45,6 +50,26 @@ LAYERS: Final = 16
 
 SLACK_BLOCKS: Final = 4096
 """As many blocks any image may have, however small it is."""
+
+
+def bare_codestream(data: bytes) -> bytes:
+    """Return the codestream of an image that is a whole JP2 file; others as they are.
+
+    DICOM has it without that (PS3.5, 8.2.4), but some writers do not.
+
+    Raises:
+        BrokenVolume: There is none in the file.
+    """
+    if not data.startswith(JP2_START):
+        return data
+    at = 0
+    with suppress(struct.error):
+        for _ in range(MAX_BOXES):
+            length, kind = struct.unpack_from(">I4s", data, at)
+            if kind == b"jp2c":
+                return data[at + (16 if length == 1 else 8) :]
+            at += length
+    raise corrupt_image()
 
 
 def declared_size(data: bytes) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from app.errors import BadVoxels, BrokenVolume
-from app.io.dicom.codestream import corrupt_image, declared_size
+from app.io.dicom.codestream import bare_codestream, corrupt_image, declared_size
 from app.io.dicom.elements import ITEM, SEQUENCE_END
 from app.io.dicom.image import Image, PixelType
 from app.io.gzip_stream import FileStream
@@ -133,6 +133,7 @@ def _decode(data: bytes, pixels: PixelType, check_cancelled: Callable[[], None])
         raise BadVoxels(
             f"expected a transfer syntax that can be decoded here, got {decoder.UID.name}: {needs}"
         )
+    data = bare_codestream(data)
     rows, columns = declared_size(data)
     if (rows, columns) != (pixels.rows, pixels.columns):
         raise BrokenVolume(

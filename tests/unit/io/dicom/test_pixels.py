@@ -22,6 +22,7 @@ from tests.support.dicom_files import (
     as_enhanced,
     changed,
     compressed,
+    jp2,
     jpeg2000,
     packed_bits,
     zipped,
@@ -57,7 +58,8 @@ def test_every_real_file_is_read_or_refused_by_name(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("syntax", "encode"), [(JPEG2000Lossless, jpeg2000), (RLELossless, packed_bits)]
+    ("syntax", "encode"),
+    [(JPEG2000Lossless, jpeg2000), (JPEG2000Lossless, jp2), (RLELossless, packed_bits)],
 )
 def test_compressed_images_have_the_voxels_of_plain_ones(
     syntax: str, encode: Callable[[np.ndarray], bytes]
@@ -102,6 +104,8 @@ def test_unknown_transfer_syntax_is_refused() -> None:
     [
         (JPEG2000Lossless, lambda array: jpeg2000(array)[:40], "a corrupt one"),
         (JPEG2000Lossless, lambda _: b"xx", "a corrupt one"),
+        (JPEG2000Lossless, lambda array: jp2(array)[:30], "a corrupt one"),
+        (JPEG2000Lossless, lambda array: jp2(array)[:12] + bytes(99), "a corrupt one"),
         (JPEG2000Lossless, lambda _: b"\xff\xd8" + b"\xff" * 99, "a corrupt one"),
         (JPEG2000Lossless, lambda _: jpeg2000(np.zeros((40, 41))), "got 41 x 40"),
         (JPEG2000Lossless, lambda _: bytes(1 << 20), "no more than they hold"),
