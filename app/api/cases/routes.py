@@ -9,6 +9,7 @@ from typing import Annotated, Final, cast
 
 import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from app.api.cases.store import CaseStore, Keeper
 from app.api.corrections import CORRECTIONS_BYTES, MAX_ANSWER_BYTES, read_corrections
@@ -69,6 +70,14 @@ class KeepQuery(SelectionQuery):
     """Query of ``POST /v1/cases``."""
 
     timeout_s: TimeLimit = None
+
+
+class CasesQuery(BaseModel, extra="forbid"):
+    """Query of ``GET /v1/cases``; unknown parameters are refused."""
+
+    model: str = Field(description="Name of the model, without a version.")
+    after: str = Field("", description="`next` of the part of the list before.")
+    limit: int = Field(MAX_LISTED, ge=1, le=MAX_LISTED, description="Most cases to list.")
 
 
 async def get_store(request: Request) -> CaseStore:
@@ -156,20 +165,20 @@ async def keep_case(
 @cases_router.get(
     "/v1/cases",
     summary="List the cases of a model",
-    responses=problems(401, 404, 422, 429, 501, 503, 504, 507),
+    responses=problems(401, 422, 429, 501, 503, 504, 507),
 )
 async def list_cases(
     shared: SharedDep,
     store: StoreDep,
     admitted: AdmittedDep,
-    model: Annotated[str, Query(description="Name of the model.")],
-    after: Annotated[str, Query(description="`next` of the part of the list before.")] = "",
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
+    query: Annotated[CasesQuery, Query()],
 ) -> CasesAnswer:
     """List what is kept for a model, in the order of the ids, a part at a time."""
     admitted.start_work()
     cases, last = await shared.engine.compute(
-        lambda _: store.list(model, after, limit), admitted=admitted, memory=BASE_BYTES
+        lambda _: store.list(query.model, query.after, query.limit),
+        admitted=admitted,
+        memory=BASE_BYTES,
     )
     return CasesAnswer(cases=cases, next=last)
 

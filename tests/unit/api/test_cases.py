@@ -199,6 +199,13 @@ def test_part_of_a_list_is_bounded(client: TestClient) -> None:
         assert client.get(URL, params={"model": MODEL, "limit": limit}).status_code == status
 
 
+def test_parameter_of_a_list_that_is_unknown_is_refused(client: TestClient) -> None:
+    """One that was misspelt was passed over, so that the list was another than was asked for."""
+    problem = problem_of(client.get(URL, params={"model": MODEL, "limt": 1}))
+    assert (problem.code, problem.status) == ("bad-parameter", 422)
+    assert "did you mean 'limit'?" in problem.detail
+
+
 def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) -> None:
     answer = corrected(client, toy_scan())
     problem = problem_of(keep(client, nifti(), answer))
