@@ -33,7 +33,12 @@ admin_key: Final = HTTPBearer(
 
 TimeLimit = Annotated[
     float | None,
-    Field(gt=0, allow_inf_nan=False, description="Seconds from the end of the upload."),
+    Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds from the end of the upload to the answer, at most "
+        "LANDMARKD_MAX_TIMEOUT_S. Unset: LANDMARKD_TIMEOUT_S.",
+    ),
 ]
 
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -49,8 +54,14 @@ KEY_DIGITS: Final = 8
 class SelectionQuery(BaseModel, extra="forbid"):
     """Which scan of an uploaded file is meant; unknown parameters are refused."""
 
-    frame: Number | None = Field(None, description="Frame of a 4D file, from 0.")
-    series: Number | None = Field(None, description="Series of a DICOM archive, from 0.")
+    frame: Number | None = Field(
+        None, description="Frame of a 4D file, from 0. Required if it has more than one."
+    )
+    series: Number | None = Field(
+        None,
+        description="Series of a DICOM archive, from 0, those of most images first. Required if it "
+        "has more than one.",
+    )
 
     @property
     def selection(self) -> Selection:

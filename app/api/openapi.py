@@ -38,8 +38,29 @@ with Client("{ADDRESS}") as client:
 `GET /v1/models` lists the models. [The page](.) of this service draws scans with their landmarks.
 
 Every coordinate names its frame: `ijk` in voxels of the uploaded array, `ras_mm`, `lps_mm` in mm.
-Every error is an RFC 9457 problem; its `code` is stable.
+Every error is an RFC 9457 problem; its `code` is stable. Besides those that a call names, any may
+answer 400 (malformed HTTP), 403 (another site's page, or an unknown `Host`), 431 (headers over a
+limit), 500 (a bug) and 507 (memory ran out). Every answer has `X-Request-ID`, and 429
+`Retry-After`.
 """
+
+HEADERS: Final = {
+    "Location": "Path of the job, or of the upload.",
+    "Preference-Applied": "`respond-async`.",
+    "Server-Timing": "Time per stage, in ms.",
+    "Tus-Extension": "Extensions of tus that there are.",
+    "Tus-Max-Size": "Largest file, in bytes.",
+    "Tus-Version": "Version of tus.",
+    "Upload-Expires": "When the upload is removed, unless more of it arrives.",
+    "Upload-Length": "Bytes of the whole file.",
+    "Upload-Offset": "Bytes that have arrived; the next part begins there.",
+    "X-Warnings": "The warnings, where there are any: a JSON array in ASCII. Of more than 2 KiB, "
+    "how many there are.",
+}
+"""Of answers of some calls."""
+
+UPLOAD_STATE: Final = ("Upload-Offset", "Upload-Length", "Upload-Expires", "Location")
+"""Tell how far an upload is: `Upload-Expires` until it is a job, then `Location`."""
 
 _BINARY: Final = {"type": "string", "format": "binary"}
 
@@ -195,6 +216,12 @@ def _as_served(call: dict[str, Any], names: list[str], needs_key: bool) -> dict[
     return call | {"parameters": parameters, "security": keys}
 
 
+def headers(*names: str) -> dict[str, Any]:
+    """Document headers of an answer, for an entry of the ``responses`` of its route."""
+    schema = {"type": "string"}
+    return {"headers": {name: {"description": HEADERS[name], "schema": schema} for name in names}}
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Document the errors that a call may return, for the ``responses`` of its route.
 
@@ -204,7 +231,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     code = known[0].phrase.lower().replace(" ", "-")
     example = {
         "type": TYPE_PREFIX + code,
-        "title": known[0].phrase,
+        "title": known[0].phrase.capitalize(),
         "status": known[0].value,
         "detail": "expected this, got that",
         "code": code,

@@ -17,7 +17,7 @@ from app.api.dependencies import (
     require_api_key,
     timed_response,
 )
-from app.api.openapi import VOTES_BODY, VOTES_CONTENT, offer, problems
+from app.api.openapi import VOTES_BODY, VOTES_CONTENT, headers, offer, problems
 from app.api.request_log import record_of
 from app.api.upload.plan import ARRAYS, plan_upload
 from app.api.upload.receive import cancel_on_disconnect, read_upload
@@ -101,7 +101,11 @@ class VotesQuery(BaseModel, extra="forbid"):
     dependencies=[Depends(require_api_key)],
     response_model=LandmarksAnswer,
     responses={
-        200: {"description": "Landmarks, votes or heatmaps", "content": VOTES_CONTENT},
+        200: {
+            "description": "Landmarks, votes or heatmaps",
+            "content": VOTES_CONTENT,
+            **headers("Server-Timing", "X-Warnings"),
+        },
         **problems(400, 401, 406, 408, 413, 415, 422, 429, 500, 503, 504, 507),
     },
     openapi_extra=VOTES_BODY,

@@ -116,7 +116,9 @@ class VolumeAnswer(_WireModel):
     spacing_mm: Triple = Field(description="Voxel spacing along i, j, k.")
     orientation: str = Field(description="Directions of i, j, k: one letter of each of LR, PA, IS.")
     affine: tuple[Row, Row, Row, Row] = Field(description="Voxel index → mm, RAS.")
-    digest: str = Field(description="BLAKE3 of the uncompressed file.")
+    digest: str = Field(
+        description="BLAKE3 of the uncompressed file; of a DICOM series, that of its files'."
+    )
 
 
 class TimingAnswer(_WireModel):

@@ -14,7 +14,7 @@ from app.api.dependencies import (
     request_timeout_s,
     timed_response,
 )
-from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY
+from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY, headers
 from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
 from app.api.upload.receive import cancel_on_disconnect
 from app.errors import BadParameter
@@ -35,7 +35,13 @@ class HeatmapsQuery(ScanQuery):
     "/v1/heatmaps",
     summary="Get heatmaps of a scan's landmarks",
     response_class=Response,
-    responses={200: {"description": "The heatmaps", "content": HEATMAPS_CONTENT}},
+    responses={
+        200: {
+            "description": "The heatmaps",
+            "content": HEATMAPS_CONTENT,
+            **headers("Server-Timing", "X-Warnings"),
+        }
+    },
     openapi_extra=UPLOAD_BODY,
 )
 async def make_heatmaps(

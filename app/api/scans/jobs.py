@@ -15,7 +15,7 @@ from app.api.dependencies import (
     require_api_key,
     warnings_header,
 )
-from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, offer, problems
+from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, headers, offer, problems
 from app.api.problems import PROBLEM_MEDIA_TYPE
 from app.api.request_log import KEPT_PROBLEM, record_of
 from app.api.scans.reception import (
@@ -49,7 +49,7 @@ class JobQuery(ScanQuery):
 
     format: str | None = Field(
         None,
-        description="In which landmarks are written.",
+        description="In which landmarks are written. Unset: json.",
         json_schema_extra=offer(form.name for form in FORMATS),
     )
     candidates: bool = Field(False, description="List all modes of each landmark.")
@@ -73,7 +73,7 @@ class JobsQuery(BaseModel, extra="forbid"):
         pattern=r"^(\d{1,12}\.\d{1,9}-[0-9a-f]{32})?$",
         description="`next` of the part of the list before.",
     )
-    limit: int = Field(MAX_LISTED, ge=1, le=MAX_LISTED)
+    limit: int = Field(MAX_LISTED, ge=1, le=MAX_LISTED, description="Most jobs to list.")
 
 
 @jobs_router.post(
@@ -81,7 +81,7 @@ class JobsQuery(BaseModel, extra="forbid"):
     summary="Find the landmarks of scans later",
     status_code=202,
     response_model=JobAnswer,
-    responses=problems(*SCAN_PROBLEMS, 406, 501),
+    responses={202: headers("Location"), **problems(*SCAN_PROBLEMS, 406, 501)},
     openapi_extra=UPLOAD_BODY,
 )
 async def create_job(
@@ -143,7 +143,11 @@ async def get_job(request: Request, job: str, jobs: JobsDep, admitted: AdmittedD
     summary="Get the landmarks of one scan of a job",
     response_model=LandmarksAnswer,
     responses={
-        200: {"description": "The landmarks", "content": LANDMARKS_CONTENT},
+        200: {
+            "description": "The landmarks",
+            "content": LANDMARKS_CONTENT,
+            **headers("X-Warnings"),
+        },
         **problems(*SCAN_PROBLEMS, 406, 409, 501),
     },
 )

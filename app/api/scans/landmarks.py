@@ -22,6 +22,7 @@ from app.api.openapi import (
     LANDMARKS_CONTENT,
     REPORT_CONTENT,
     UPLOAD_BODY,
+    headers,
     offer,
     problems,
 )
@@ -76,8 +77,13 @@ class LandmarksQuery(ScanQuery):
         200: {
             "description": "The landmarks",
             "content": LANDMARKS_CONTENT | EVENTS_CONTENT | REPORT_CONTENT,
+            **headers("Server-Timing", "X-Warnings"),
         },
-        202: {"description": "With Prefer: respond-async, a job", "model": JobAnswer},
+        202: {
+            "description": "With Prefer: respond-async, a job",
+            "model": JobAnswer,
+            **headers("Location", "Preference-Applied"),
+        },
         **problems(*SCAN_PROBLEMS, 406),
     },
     openapi_extra=UPLOAD_BODY,

@@ -22,7 +22,7 @@ from app.api.dependencies import (
     SharedDep,
     require_api_key,
 )
-from app.api.openapi import problems
+from app.api.openapi import UPLOAD_STATE, headers, problems
 from app.api.problems import TUS_VERSION
 from app.api.request_log import RequestRecord, record_of
 from app.api.scans.jobs import JobQuery
@@ -255,7 +255,8 @@ ReceptionDep = Annotated[Reception, Depends(get_reception)]
     "/v1/uploads",
     summary="How can files be uploaded?",
     status_code=204,
-    responses=problems(401, 412, 501),
+    responses=problems(401, 412, 501)
+    | {204: headers("Tus-Version", "Tus-Extension", "Tus-Max-Size")},
 )
 async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     """Tell which version and extensions of tus there are, and how large a file may be."""
@@ -269,7 +270,8 @@ async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     summary="Begin to upload the file of a job",
     status_code=201,
     response_class=Response,
-    responses=problems(401, 404, 406, 412, 413, 422, 429, 501, 503, 507),
+    responses=problems(401, 404, 406, 412, 413, 422, 429, 501, 503, 507)
+    | {201: headers(*UPLOAD_STATE)},
 )
 async def create_upload(
     request: Request,
@@ -298,7 +300,8 @@ async def list_uploads(reception: ReceptionDep) -> UploadsAnswer:
     "/v1/uploads/{upload}",
     summary="How much of a file has arrived?",
     response_class=Response,
-    responses=problems(400, 401, 404, 412, 413, 422, 429, 501, 503, 507),
+    responses=problems(400, 401, 404, 412, 413, 422, 429, 501, 503, 507)
+    | {200: headers(*UPLOAD_STATE)},
 )
 async def get_upload(upload: str, reception: ReceptionDep) -> Response:
     """Tell in `Upload-Offset` where the next part begins; use HEAD."""
@@ -314,7 +317,8 @@ async def get_upload(upload: str, reception: ReceptionDep) -> Response:
     "/v1/uploads/{upload}",
     summary="Upload the next part of a file",
     status_code=204,
-    responses=problems(400, 401, 404, 408, 409, 412, 413, 415, 422, 429, 501, 503, 507),
+    responses=problems(400, 401, 404, 408, 409, 412, 413, 415, 422, 429, 501, 503, 507)
+    | {204: headers(*UPLOAD_STATE)},
     openapi_extra={
         "requestBody": {
             "required": True,

@@ -15,14 +15,21 @@ from app.model import read_manifest
 from tests.support.services import (
     MODEL,
     RAW,
+    Response,
     problem_of,
     running,
     toy_models,
     toy_scan,
     toy_settings,
+    until,
 )
 
 URL = "/v1/landmarks"
+OF_ALL = {
+    "content-type", "content-length", "cache-control",
+    "x-request-id", "x-content-type-options", "tus-resumable",
+}  # fmt: skip
+"""Headers that are named for all calls together, or that no program reads."""
 SKULL = Path(__file__).resolve().parents[3] / "models" / "mouse-skull"
 
 
@@ -76,6 +83,38 @@ def test_docs_name_what_is_answered_and_no_body_where_there_is_none(client: Test
     # Generators take a constant for an enumeration of texts.
     alive = document["components"]["schemas"]["AliveAnswer"]["properties"]["alive"]
     assert (alive["type"], "const" in alive) == ("boolean", False)
+
+
+def test_docs_name_the_headers_of_answers_that_only_some_calls_have(tmp_path: Path) -> None:
+    settings = toy_settings(toy_models(tmp_path), jobs=tmp_path / "jobs")
+    scan, part = toy_scan() + b"padding", RAW | {"Content-Type": "application/offset+octet-stream"}
+    with running(settings) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+
+        def send(method: str, path: str, at: str = "", **options: Any) -> Response:
+            response = client.request(method, at or path, **options)
+            described = paths[path][method.lower()]["responses"][str(response.status_code)]
+            unnamed = {*response.headers} - OF_ALL - {*map(str.lower, described.get("headers", ()))}
+            assert unnamed == set(), (method, path)
+            return response
+
+        assert "X-Warnings" in send("POST", URL, content=scan, headers=RAW).headers
+        assert "X-Warnings" in send("POST", "/v1/heatmaps", content=scan, headers=RAW).headers
+        wants_job = RAW | {"Prefer": "respond-async"}
+        assert send("POST", URL, content=scan, headers=wants_job).status_code == 202
+        job = send("POST", "/v1/jobs", content=scan, headers=RAW).headers["Location"]
+        one = "/v1/jobs/{job}"
+        until(lambda: send("GET", one, job).json()["state"] == "finished")
+        result = send("GET", f"{one}/scans/{{number}}", f"{job}/scans/0")
+        assert "X-Warnings" in result.headers
+        uploads = "/v1/uploads"
+        send("OPTIONS", uploads)
+        length = {"Upload-Length": str(len(scan))}
+        upload = send("POST", uploads, headers=length).headers["Location"]
+        for start, content in ((0, scan[:99]), (99, scan[99:])):
+            at = part | {"Upload-Offset": str(start)}
+            send("PATCH", f"{uploads}/{{upload}}", upload, content=content, headers=at)
+            send("GET", f"{uploads}/{{upload}}", upload)
 
 
 def test_docs_name_calls_and_the_keys_they_need_for_generated_clients(
