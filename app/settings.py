@@ -130,8 +130,8 @@ class Settings(BaseSettings):
     )
     default_model: str | None = Field(
         None,
-        description="Model used when a request names none. Unset: allowed only if exactly one "
-        "model is loaded.",
+        description="Model used when a request names none. Unset: the only one that is loaded; "
+        "where there are several, a request must name one.",
     )
     device: Annotated[str, AfterValidator(_check_devices)] = Field(
         "auto",
@@ -180,9 +180,9 @@ class Settings(BaseSettings):
         64,
         ge=1,
         le=100_000,
-        description="Requests in work beside which no other is admitted, and requests that may be "
-        "received at once; as these get into work, too, that may be up to twice as many. "
-        "Further ones are answered with 429, and of one client those beyond three quarters.",
+        description="Maximum number of requests that are received at once, and number of those in "
+        "work from which on others are answered with 429; as what is received then gets into work, "
+        "up to twice as many may be. One client may have three quarters of each.",
     )
     memory: ByteSize | None = Field(
         None,
@@ -211,7 +211,7 @@ class Settings(BaseSettings):
         gt=0,
         le=86_400,
         description="Seconds from the end of the upload to the answer, else 504; a request may "
-        "set its own with `timeout_s`.",
+        "set its own with `timeout_s`. At most `LANDMARKD_MAX_TIMEOUT_S`.",
     )
     max_timeout_s: float = Field(
         600.0, gt=0, le=86_400, description="Largest `timeout_s` that a request may set."
@@ -244,13 +244,14 @@ class Settings(BaseSettings):
     api_keys: KeyHashes = Field(
         (),
         description="SHA-256 hashes (hex, comma-separated) of the keys that may call `/v1`, each "
-        "with a name in front if it shall have one: `anna:HASH`. Unset: no key is needed.",
+        "with a name in front if it shall have one: `anna:HASH`, up to 32 letters, digits, `_`, "
+        "`.` and `-`, which become lower case. Unset: no key is needed.",
     )
     allowed_hosts: HostNames = Field(
         (),
-        description="Names in `Host`, comma-separated, on any port, under which pages of browsers "
-        "may use a service that needs no key, besides its address and `localhost`; `*`: any, and "
-        "pages of other sites. Unset: only those two if the address is a loopback address, or the "
+        description="Names, comma-separated, that `Host` may have, on any port, where no key is "
+        "needed, besides `localhost` and the service's address; `*`: any, and pages of other sites "
+        "may use the service. Unset: no others if the address is a loopback address, or the "
         "service runs on Ray Serve, else any.",
     )
     admin_key_hash: KeyHash | None = Field(
@@ -266,8 +267,8 @@ class Settings(BaseSettings):
     store_max_bytes: ByteSize = Field(
         ByteSize(20 * GIB),
         ge=LEAST_BYTES,
-        description="Maximum size of all that is kept there, 1 MiB or more, and each case counted "
-        "as much at least; a case beyond it is refused. One key leaves a quarter of it to others.",
+        description="Maximum size of all cases, each counted as 1 MiB or more; at least 1 MiB. A "
+        "case beyond it is refused. One key leaves a quarter of it to others.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity that is logged."

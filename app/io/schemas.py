@@ -295,9 +295,9 @@ class JobSummary(_WireModel):
     model: str
     reason: str | None = Field(
         None,
-        description="Why none of its scans can run now, as when its model is not loaded, or why "
-        "one of an archive cannot, for which the disk has no room: they wait until that is over. "
-        "Null if all can, or it is finished.",
+        description="Why scans of it wait: the service is not ready, the model is not loaded, or "
+        "the disk has no room for a scan of an archive. They run once that is over. Null if none "
+        "waits for such a reason.",
     )
     created: datetime
     expires: datetime | None = Field(description="When it is removed; null until it is finished.")
