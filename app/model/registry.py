@@ -22,7 +22,7 @@ from app.model.mean_shape import Shape, load_shape
 from app.model.network import Network
 from app.model.sections import WHOLE, LowerPrecision
 from app.model.selfcheck import Samples, load_samples
-from app.model.versions import choose_version
+from app.model.versions import choose_version, split_name
 
 Precision: TypeAlias = Literal["float32"] | LowerPrecision
 PrecisionSetting: TypeAlias = Precision | Literal["auto"]
@@ -246,6 +246,9 @@ class Registry:
         )
         if folder is not None:
             return models[folder]
+        if split_name(wanted)[1] is not None:
+            versions = {f"{one.manifest.name}@{one.manifest.version}" for one in models.values()}
+            known = ", ".join(sorted(versions)) or "none"
         why = self.refusals.get(wanted)
         tail = f", which was refused: {why}" if why else ""
         raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{tail}")

@@ -298,12 +298,12 @@ def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Regis
     make_model_folder(tmp_path, "one")
     make_model_folder(tmp_path, "two")
     registry.load_all()
-    with pytest.raises(
-        BadParameter, match=r"expected one of one, two; got none \(the command's option is -m\)"
-    ):
+    told = r"expected one of one, two; got none \(the command's option is -m\)"
+    with pytest.raises(BadParameter, match=told):
         registry.get()
-    with pytest.raises(UnknownModel, match="expected one of one, two; got 'three'"):
-        registry.get("three")
+    for wanted, known in (("three", "one, two"), ("one@2", r"one@1\.0\.0, two@1\.0\.0")):
+        with pytest.raises(UnknownModel, match=f"expected one of {known}; got '{wanted}'"):
+            registry.get(wanted)
     default = Registry(tmp_path, load, default="two")
     default.load_all()
     assert default.get().manifest.name == "two"
