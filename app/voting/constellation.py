@@ -24,6 +24,10 @@ from app.voting.cpu import constellation as cpu_constellation
 SAMPLES: Final = 1024
 """Triples drawn. With a third of the modes right, 1 in 27 triples is: some 20 of the kept half."""
 
+FEW: Final = 10
+"""Of no more landmarks than these, all triples count: where the outermost ones are wrong, the
+larger half of the triangles may hold none that is right."""
+
 FINALISTS: Final = 8
 """Best triples that are refined; the best refined one wins."""
 
@@ -184,16 +188,18 @@ def _sample(
     # The largest of log weight + Gumbel noise is a draw with probability proportional to weight.
     noisy = log_weight.max(axis=1) + random.gumbel(size=(SAMPLES, len(mean)))
     landmark = np.argsort(-noisy, axis=1)[:, :3]
-    a, b, c = np.moveaxis(mean[landmark], 1, 0)
-    area = np.linalg.norm(np.cross(b - a, c - a), axis=1)
-    # Slender triangles determine a rotation badly.
-    landmark = landmark[np.argsort(-area, kind="stable")[: SAMPLES // 2]]
+    if len(mean) > FEW:
+        a, b, c = np.moveaxis(mean[landmark], 1, 0)
+        area = np.linalg.norm(np.cross(b - a, c - a), axis=1)
+        # Slender triangles determine a rotation badly.
+        landmark = landmark[np.argsort(-area, kind="stable")[: SAMPLES // 2]]
     noise = random.gumbel(size=(*landmark.shape, weight.shape[1]))
     mode = (log_weight[landmark] + noise).argmax(axis=2)
     even = np.ones(landmark.shape)
     fits = cpu_constellation.fit_subsets(mean, cloud, landmark, mode, even, SCALE_BOUNDS)
     score = cpu_constellation.score(fits, mean, cloud, weight, 2 * tolerance_mm)
-    return np.asarray(fits[np.argsort(-score, kind="stable")[:FINALISTS]])
+    _, best = np.unique(-score, return_index=True)  # Of few landmarks, triples are drawn twice.
+    return np.asarray(fits[best[:FINALISTS]])
 
 
 def _refine(
@@ -211,5 +217,8 @@ def _refine(
     widths = tolerance_mm * np.array(ANNEALING)
     cpu_constellation.refine(fits, mean, cloud, weight, widths, SCALE_BOUNDS)
     score = cpu_constellation.score(fits, mean, cloud, weight, tolerance_mm)
+    # Three landmarks nearly fit wherever they are, and may be stronger than more that do.
+    away_mm = [np.linalg.norm(cloud - transform(fit, mean)[:, None], axis=2) for fit in fits]
+    score[(np.min(away_mm, axis=2) <= tolerance_mm).sum(axis=1) < MIN_LANDMARKS] = 0.0
     best = score.argmax()
     return fits[best], float(score[best])

@@ -64,6 +64,24 @@ def test_three_of_four_landmarks_that_nearly_fit_hide_no_fit_of_all(seed: int) -
     assert (away_mm < 0.6).all()
 
 
+@pytest.mark.parametrize("seed", [13, 21, 30, 56, 66, 70])
+def test_wrong_outermost_landmark_of_five_hides_no_fit_of_the_others(seed: int) -> None:
+    """Most of the largest triangles have it, and the others were not tried."""
+    shown = np.random.default_rng(seed).permutation(LANDMARKS)[:5]
+    mean = make_shape(seed)
+    truth = make_subject(mean, seed)[shown]
+    positions, strength, _ = make_modes(truth, 0.0, seed)
+    outermost = np.linalg.norm(mean[shown] - mean[shown].mean(axis=0), axis=1).argmax()
+    low, high = truth.min(axis=0), truth.max(axis=0)
+    positions[outermost] = np.random.default_rng(seed).uniform(low, high, (4, 3))
+    fit = fit_constellation(positions, strength, Shape(mean[shown], TOLERANCE_MM))
+    assert fit is not None
+    away_mm = np.linalg.norm(positions[np.arange(5), fit.choice] - truth, axis=1)
+    right = np.arange(5) != outermost
+    assert (fit.choice[right] >= 0).all()
+    assert (away_mm[right] < 0.6).all()
+
+
 @pytest.mark.parametrize("present", [4, 6, 12, 30])
 def test_any_number_of_present_landmarks_from_four_on_is_enough(present: int) -> None:
     """Landmarks without modes have an expected position, and no mode chosen."""
