@@ -111,8 +111,9 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     if readout.round_in_voxels:
         stretch = readout.spacing_mm / spacing
         covariance_mm2 *= np.outer(stretch, stretch)
-    summed = np.append(0, grouped.weight.astype(np.int64).cumsum())  # Before each vote.
-    total = np.diff(summed[grouped.starts])[:, None] / FIXED_ONE
+    total, first = np.zeros((len(centres), 1)), grouped.starts[:-1]
+    some = np.diff(grouped.starts) > 0  # Of no votes, reduceat would give the next landmark's.
+    total[some, 0] = np.add.reduceat(grouped.weight, first[some]) / FIXED_ONE
     weight = sums[..., 0]
     modes = Modes(
         position=position,
