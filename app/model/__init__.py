@@ -25,7 +25,14 @@ from app.model.manifest import Manifest, parse_manifest, read_manifest
 from app.model.mean_shape import Shape, load_shape
 from app.model.modules import build_network, find_architecture
 from app.model.outputs import Field, make_output
-from app.model.registry import LoadedModel, PrecisionSetting, Registry, load_model, scan_models
+from app.model.registry import (
+    LoadedModel,
+    PrecisionSetting,
+    Registry,
+    choose_precision,
+    load_model,
+    scan_models,
+)
 from app.model.sections import (
     LOWER_PRECISIONS,
     WHOLE,
@@ -43,9 +50,9 @@ from app.model.versions import choose_version, split_name
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
     "LoadedModel", "LowerPrecision", "Manifest", "PrecisionSetting", "Registry", "Shape",
-    "ShapeSpec", "build_network", "check_noise", "check_points", "choose_version", "editing",
-    "find_architecture", "find_last_convolution", "hash_file", "is_label", "is_model_name",
-    "load_model", "load_module", "load_shape", "make_output", "norm_groups", "parse_manifest",
-    "read_document", "read_manifest", "scan_models", "split_name",
+    "ShapeSpec", "build_network", "check_noise", "check_points", "choose_precision",
+    "choose_version", "editing", "find_architecture", "find_last_convolution", "hash_file",
+    "is_label", "is_model_name", "load_model", "load_module", "load_shape", "make_output",
+    "norm_groups", "parse_manifest", "read_document", "read_manifest", "scan_models", "split_name",
     "update_hashes", "write_precisions", "write_selfcheck", "write_tensors",
 ]  # fmt: skip

@@ -12,7 +12,14 @@ from rich.table import Table
 
 from app.errors import BadParameter
 from app.inference import Uncertainty, load_checked
-from app.model import LoadedModel, editing, read_manifest, update_hashes
+from app.model import (
+    LoadedModel,
+    PrecisionSetting,
+    choose_precision,
+    editing,
+    read_manifest,
+    update_hashes,
+)
 from app.training.calibrate.calibration_runs import (
     KINDS,
     CalibrationRuns,
@@ -108,8 +115,17 @@ def finished_folds(folder: Path, scans: Path, landmarks: Path) -> Folds:
     return folds
 
 
-def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[str, LoadedModel]:
+def load_fold_models(
+    folder: Path, folds: Folds, device: torch.device, precision: PrecisionSetting = "float32"
+) -> dict[str, LoadedModel]:
     """Load the models of all folds, with as many networks as the model itself has.
+
+    Args:
+        folder: The model folder.
+        folds: Its folds.
+        device: Where their networks shall run.
+        precision: What they shall compute in; ``auto``: what the model itself does, as folds are
+            verified in none.
 
     Returns:
         For each scan, the model that was not trained on it.
@@ -118,9 +134,10 @@ def load_fold_models(folder: Path, folds: Folds, device: torch.device) -> dict[s
         ModelRefused: The folder of a fold breaks the contract.
     """
     models: dict[str, LoadedModel] = {}
-    alone = read_manifest(folder).refine is None
+    manifest = read_manifest(folder)
+    alone, chosen = manifest.refine is None, choose_precision(manifest, device, precision)
     for number, names in enumerate(folds.members, start=1):
-        model = load_checked(folds.folder(folder, number), device)
+        model = load_checked(folds.folder(folder, number), device, chosen)
         if alone:  # A second network is trained in the folds first.
             model = replace(model, refine=None)
         models |= dict.fromkeys(names, model)

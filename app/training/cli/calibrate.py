@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from app.settings import read_settings
 from app.training.cli.arguments import (
     Device,
     Landmarks,
@@ -66,7 +67,8 @@ def calibrate(
     made, models = None, dict.fromkeys(only or (), loaded)
     if folds:
         made = finished_folds(model, scans, landmarks)
-        models = load_fold_models(model, made, choose_device(device))
+        given = (choose_device(device), read_settings().precision)
+        models = load_fold_models(model, made, *given)
     runs = run_all(models, held_out, console, missing, made)
     calibrate_model(model, loaded, runs, make_console(), made)
     load_model(model, device)

@@ -43,6 +43,7 @@ from tests.support.killing import killed_at
 from tests.support.model_folders import make_model_folder
 from tests.support.outcomes import outcome
 from tests.support.training_data import BLOBS, SMALL, landmarkd, write_specimens
+from tests.unit.model.test_precision import verify_in
 
 
 def make_runs(scans: int, landmarks: int = 3) -> list[CalibrationRun]:
@@ -226,6 +227,33 @@ def test_second_networks_that_only_folds_have_so_far_answer_nothing(
     models = load_fold_models(folder, folds, torch.device("cpu"))
     assert [models[name].manifest.name for name in ("one", "two")] == ["fold-1", "fold-2"]
     assert [models[name].refine for name in ("one", "two")] == [None, None]
+
+
+def test_folds_calibrate_a_model_in_the_precision_that_it_is_served_in(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are verified in none, and had its regions be those of float32."""
+    monkeypatch.setattr("app.model.registry.fast_precisions", lambda _device: ("bfloat16",))
+    folder, folds = tmp_path / "mine", Folds(1, (("one",),), {}, {})
+    for inner in (folder, folds.folder(folder, 1)):
+        shutil.copytree(trained / "mine", inner)
+        with editing(inner) as document:
+            document["name"] = inner.name
+    verify_in(folder, "bfloat16 = 0.01")
+    asked = []
+
+    def run_none(models: dict[str, LoadedModel], *_given: object) -> CalibrationRuns:
+        asked.append(models["one"])
+        raise BadParameter("none is run")
+
+    calibration = "app.training.calibrate.calibration"
+    monkeypatch.setattr(f"{calibration}.finished_folds", lambda *_given: folds)
+    monkeypatch.setattr("app.training.calibrate.calibration_runs.run_all", run_none)
+    files = ("--scans", trained / "scans", "--landmarks", trained / "landmarks")
+    with pytest.raises(BadParameter, match="none is run"):
+        landmarkd("calibrate", folder, *files, "--folds")
+    networks = [network for model in asked for network in (model, model.refine) if network]
+    assert [one.network.precision for one in networks] == ["bfloat16", "bfloat16"]
 
 
 @pytest.mark.parametrize(("missing", "known"), [("unknown", False), ("absent", True)])
