@@ -49,21 +49,35 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield where to write a file, which takes its place once the block ends without an error.
 
     Whenever the process or the machine stops, the file is as it was before, or as it shall be.
-    Afterwards it is as it shall be. Who may read and write it stays as it was.
+    Afterwards it is as it shall be. Who may read and write it stays as it was; nobody else reads
+    meanwhile what takes its place.
     """
     # Several processes may write one file at once, such as the first folds of a training; and the
     # name may be as long as any may be.
     partial = path.with_name(f".{path.name[-NAME_END:]}.{os.getpid()}{PARTIAL}")
     try:
         with naming(path, instead_of=partial):
+            before = path.stat() if path.exists() else None
+            if before is not None:
+                partial.touch(mode=0o600)
             yield partial
             sync(partial)
-            if path.exists():
-                partial.chmod(stat.S_IMODE(path.stat().st_mode))
+            if before is not None:
+                _keep_access(partial, before)
             partial.replace(path)
             sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _keep_access(partial: Path, before: os.stat_result) -> None:
+    """Have a file be whose another was, and for whom."""
+    now = partial.stat()
+    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+        with suppress(PermissionError):  # Only root gives a file to another user.
+            os.chown(partial, before.st_uid, before.st_gid)
+    if now.st_mode != before.st_mode:  # Else a file system without modes might refuse it.
+        partial.chmod(stat.S_IMODE(before.st_mode))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Durable files: the old content or the new one, whenever the process is killed."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -103,8 +104,36 @@ def test_a_file_that_is_replaced_stays_for_whom_it_was(tmp_path: Path, mode: int
     path.chmod(mode)
     with replacing(path) as partial:
         partial.write_bytes(NEW)
+        assert stat.S_IMODE(partial.stat().st_mode) == 0o600
         partial.chmod(0o644)
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (NEW, mode)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
+def test_a_file_that_root_replaces_stays_its_owners(tmp_path: Path) -> None:
+    """With the mode alone, who owned it might not even read it any more."""
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+    path.chmod(0o640)
+    os.chown(path, 65534, 12)
+    write_file(path, NEW)
+    kept = path.stat()
+    assert (kept.st_uid, kept.st_gid, stat.S_IMODE(kept.st_mode)) == (65534, 12, 0o640)
+
+
+def test_a_file_system_without_modes_keeps_no_file_from_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files of such have one mode, and some refuse to be told that very one."""
+    path = tmp_path / "file"
+    path.touch(0o600)
+
+    def refuse(*_given: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    write_file(path, NEW)
+    assert path.read_bytes() == NEW
 
 
 def test_block_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
