@@ -169,6 +169,16 @@ class JobFolder:
         with self.transaction() as db:
             db.execute("DELETE FROM job WHERE id = ?", (job,))
 
+    def drop(self, db: sqlite3.Connection, job: str) -> None:
+        """Remove a job, or an upload, as ``forget`` does, but in a transaction.
+
+        Raises:
+            NotStored: The disk does not let the file go.
+        """
+        self.files.remove(job)
+        self._abandoned.add(job)  # The transaction may fail.
+        db.execute("DELETE FROM job WHERE id = ?", (job,))
+
     def abandon(self, job: str) -> None:
         """Remove a job, or upload, that could not be kept; at the latest with the next change."""
         with self._mutex:

@@ -117,11 +117,7 @@ class UploadStore:
                 f"client, got one more; finish or delete others, which GET /v1/uploads lists",
                 RETRY_S,
             )
-        self._remove(db, oldest["id"])
-
-    def _remove(self, db: sqlite3.Connection, upload: str) -> None:
-        self.files.remove(upload)  # First, which gives room on a full disk.
-        db.execute("DELETE FROM job WHERE id = ?", (upload,))
+        self._folder.drop(db, oldest["id"])
 
     def look(self, owner: str, upload: str) -> OpenUpload:
         """Find an upload of an owner.
@@ -210,7 +206,7 @@ class UploadStore:
                 (now - self._folder.ttl_s,),
             ).fetchall()
             for row in late:
-                self._remove(db, row["id"])
+                self._folder.drop(db, row["id"])
             db.execute("UPDATE upload SET touched_s = ?1 WHERE touched_s > ?1", (now,))
             (first,) = db.execute(
                 "SELECT min(touched_s) FROM upload JOIN job ON id = job WHERE NOT accepted"

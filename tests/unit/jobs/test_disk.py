@@ -1,5 +1,6 @@
 """What is kept of jobs, where only a part of what is to go has gone."""
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -60,3 +61,25 @@ def test_upload_is_not_charged_after_a_process_that_ended_while_it_removed_it(
         assert [one.id for one in UploadStore(folder).list_open("anna")] == [kept.id]
         # What was accepted is told of, whatever has become of its file.
         assert [one.id for one in JobStore(folder).list_jobs("anna")] == [job]
+
+
+def test_upload_that_made_place_for_one_not_kept_is_charged_until_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file was gone, so that nobody could find it, or remove the rest."""
+
+    def refuse(*_: object) -> str:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("app.jobs.uploads.IDLE_S", -1.0)
+    monkeypatch.setattr("app.jobs.uploads.MAX_OPEN_OF_ONE", 1)
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        store = UploadStore(folder)
+        store.start(order(), 10)
+        with pytest.MonkeyPatch.context() as full:
+            full.setattr("app.jobs.uploads.insert_job", refuse)
+            with pytest.raises(NotStored):
+                store.start(order(), 10)
+        assert store.list_open("anna") == []
+        store.start(order("bert"), 10)
+        assert folder.usage.bytes == UPLOAD_BYTES
