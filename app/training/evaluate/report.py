@@ -45,7 +45,10 @@ class ReportHeader:
 def model_header(model: LoadedModel, leaked: Sequence[str] = ()) -> ReportHeader:
     """Return the header of a report about one model."""
     manifest = model.manifest
-    text = f"{manifest.description}. Digest {model.digest[:12]}."
+    text = (
+        f"{manifest.description}. Digest {model.digest[:12]}, measured in "
+        f"{model.network.precision} on {model.network.device}."
+    )
     return ReportHeader(f"{manifest.name} {manifest.version}", text, leaked=leaked)
 
 

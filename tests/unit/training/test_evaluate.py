@@ -20,7 +20,7 @@ from app.training.evaluate.digits import format_number
 from app.training.evaluate.measured import Deviation, measurement_rows
 from app.training.evaluate.outcomes import summarise_errors
 from app.training.evaluate.plots import plot_confidence, plot_errors, plot_in_scan, plot_success
-from app.training.evaluate.report import ReportHeader, write_report
+from app.training.evaluate.report import ReportHeader, model_header, write_report
 from app.training.evaluate.tables import (
     HEADINGS,
     IDENTIFIED,
@@ -83,7 +83,9 @@ def test_a_model_is_measured_in_the_precision_that_it_is_served_in(
     folder = verify_in(make_model_folder(tmp_path), "bfloat16 = 0.01")
     monkeypatch.setattr("app.model.registry.fast_precisions", lambda _device: ("bfloat16",))
     monkeypatch.setenv("LANDMARKD_PRECISION", setting)
-    assert load_model(folder, "cpu").network.precision == expected
+    model = load_model(folder, "cpu")
+    assert model.network.precision == expected
+    assert model_header(model).text.endswith(f", measured in {expected} on cpu.")
 
 
 def test_a_disk_that_is_full_leaves_tables_and_page_as_they_were(tmp_path: Path) -> None:
