@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from app.compute import numba_jit
+from app.geometry import ON_FACE
 from app.voting.cpu.activations import TO_INTEGER
 
 TERMS: Final = 13
@@ -219,9 +220,10 @@ def count_voters(points, size, pitch, radius, to_scan, shape):
 
 @numba_jit
 def _is_inside(to_scan, i, j, k, shape):
-    """Test whether a voxel lies in the scan, up to the faces of its outermost voxels."""
+    """Test whether a voxel lies in the scan, as ``app.geometry.is_inside`` does of a point."""
     inside = True
     for axis in range(3):
         a, b, c, first = to_scan[axis]
-        inside &= -0.5 <= a * i + b * j + c * k + first <= shape[axis] - 0.5
+        at = a * i + b * j + c * k + first
+        inside &= -0.5 - ON_FACE <= at <= shape[axis] - 0.5 + ON_FACE
     return inside

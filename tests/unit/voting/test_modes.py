@@ -297,6 +297,16 @@ def test_voxels_where_there_is_no_scan_are_no_voters() -> None:
     assert 0 < expected[0] < voters_around(points, replace(readout, scan=None))[0]
 
 
+def test_voxels_on_a_face_of_the_scan_are_voters_whatever_is_rounded() -> None:
+    """Those of a slice, of which a network of stride 2 answers one plane, whose votes are kept."""
+    counts = []
+    for rounded in (0.0, 1e-12):
+        scan = ScanExtent(translation((0.0, rounded, 0.0)), (12, 1, 6))
+        readout = Readout(1, (12, 2, 6), (1.0, 1.0, 1.0), 5.0, 2, scan)
+        counts.append(float(voters_around(np.array([5.5, 0.5, 2.5]), readout)))
+    assert counts[0] == counts[1] > 10
+
+
 @pytest.mark.parametrize("thickness_mm", [1.0, 6.0])
 def test_votes_of_a_coordinate_are_one_mode_up_to_the_diagonal_of_the_scan(
     thickness_mm: float,
