@@ -18,7 +18,7 @@ CASE_BYTES = 2 * FILE_BYTES
 ANYBODY = Keeper()
 ANNA, BERT, ADMIN = Keeper("anna"), Keeper("bert"), Keeper("admin", is_admin=True)
 FIRST, SECOND = "1" * 32, "2" * 32 + "-frame3"
-KILLED = 50
+KILLED = 100
 """More than a process makes steps here."""
 
 
