@@ -187,7 +187,8 @@ def _sample(
         log_weight = np.log(weight)
     # The largest of log weight + Gumbel noise is a draw with probability proportional to weight.
     noisy = log_weight.max(axis=1) + random.gumbel(size=(SAMPLES, len(mean)))
-    landmark = np.argsort(-noisy, axis=1)[:, :3]
+    # In their own order: the same three fitted in another differ in their last bits.
+    landmark = np.sort(np.argsort(-noisy, axis=1)[:, :3], axis=1)
     if len(mean) > FEW:
         a, b, c = np.moveaxis(mean[landmark], 1, 0)
         area = np.linalg.norm(np.cross(b - a, c - a), axis=1)
@@ -198,7 +199,7 @@ def _sample(
     even = np.ones(landmark.shape)
     fits = cpu_constellation.fit_subsets(mean, cloud, landmark, mode, even, SCALE_BOUNDS)
     score = cpu_constellation.score(fits, mean, cloud, weight, 2 * tolerance_mm)
-    _, best = np.unique(-score, return_index=True)  # Of few landmarks, triples are drawn twice.
+    _, best = np.unique(-score, return_index=True)  # Of few landmarks, triples come twice.
     return np.asarray(fits[best[:FINALISTS]])
 
 

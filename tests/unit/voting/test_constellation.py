@@ -64,6 +64,19 @@ def test_three_of_four_landmarks_that_nearly_fit_hide_no_fit_of_all(seed: int) -
     assert (away_mm < 0.6).all()
 
 
+@pytest.mark.parametrize("seed", [369, 439, 543])
+def test_triples_that_come_in_several_orders_hide_no_fit_of_other_triples(seed: int) -> None:
+    """The strongest modes of three of four landmarks are wrong; the best triples were a few."""
+    mean, chosen = make_shape(seed), np.random.default_rng(seed).permutation(LANDMARKS)[:4]
+    truth = make_subject(mean, seed)[chosen]
+    positions, strength, _ = make_modes(truth, 0.75, seed)
+    fit = fit_constellation(positions, strength, Shape(mean[chosen], TOLERANCE_MM))
+    assert fit is not None
+    away_mm = np.linalg.norm(positions[np.arange(4), fit.choice] - truth, axis=1)
+    assert (fit.choice >= 0).all()
+    assert (away_mm < 0.6).all()
+
+
 @pytest.mark.parametrize("seed", [13, 21, 30, 56, 66, 70])
 def test_wrong_outermost_landmark_of_five_hides_no_fit_of_the_others(seed: int) -> None:
     """Most of the largest triangles have it, and the others were not tried."""
