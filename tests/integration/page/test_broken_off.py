@@ -55,6 +55,16 @@ def test_answer_that_breaks_off_is_told_in_words_and_can_be_asked_for_again(
             page.wait_for_selector('#heatmap:text("The connection was closed before")')
 
 
+def test_whole_answer_that_is_no_json_is_not_said_to_be_cut_off(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """As of a proxy that answers 200 in words: no connection was closed."""
+    with opened(browser, page_service.url) as page:
+        page.route("**/v1/models", lambda route: route.fulfill(status=200, body="Please wait."))
+        page.reload()
+        page.wait_for_selector("text=Got HTTP status 200, not from the service itself")
+
+
 @pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(SCAN + b"more")])
 def test_scan_whose_file_has_changed_is_not_drawn_and_is_said_to_have(
     browser: Browser, page_service: ServiceProcess, tmp_path: Path, change: Callable[[Path], object]

@@ -123,8 +123,15 @@ async function request(form, path, options = {}, file = null) {
   // No call answers HTML, but a proxy may, such as a form to log in.
   const isPage = response.headers.get("Content-Type")?.startsWith("text/html");
   const read = (as) => response[as]().catch(() => { throw foundOut("cut-off"); });
-  if (!response.ok || isPage) throw problemOf(await read("text"), response.status);
-  return read(form);
+  if (response.ok && !isPage && form === "blob") return read("blob");
+  // Not as JSON, which fails alike where it is cut off and where it is whole but none.
+  const text = await read("text");
+  try {
+    if (response.ok) return JSON.parse(text);
+  } catch {
+    // Such as the text of a proxy.
+  }
+  throw problemOf(text, response.status);
 }
 
 export async function getReadiness(signal) {
