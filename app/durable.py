@@ -73,9 +73,13 @@ def replacing(path: Path) -> Iterator[Path]:
 def _keep_access(partial: Path, before: os.stat_result) -> None:
     """Have a file be whose another was, and for whom."""
     now = partial.stat()
-    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
-        with suppress(PermissionError):  # Only root gives a file to another user.
-            os.chown(partial, before.st_uid, before.st_gid)
+    # Only root gives a file to another user; to a group of theirs, anybody.
+    if now.st_gid != before.st_gid:
+        with suppress(PermissionError):
+            os.chown(partial, -1, before.st_gid)
+    if now.st_uid != before.st_uid:
+        with suppress(PermissionError):
+            os.chown(partial, before.st_uid, -1)
     if now.st_mode != before.st_mode:  # Else a file system without modes might refuse it.
         partial.chmod(stat.S_IMODE(before.st_mode))
 

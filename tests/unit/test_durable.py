@@ -121,6 +121,27 @@ def test_a_file_that_root_replaces_stays_its_owners(tmp_path: Path) -> None:
     assert (kept.st_uid, kept.st_gid, stat.S_IMODE(kept.st_mode)) == (65534, 12, 0o640)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has any group")
+def test_a_file_of_another_user_stays_its_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who shares a folder by its group may replace a colleague's file, but not give it away."""
+    path, chown = tmp_path / "file", os.chown
+    path.write_bytes(OLD)
+    path.chmod(0o660)
+    chown(path, 65534, 12)
+
+    def refuse_users(path: Path, user: int, group: int) -> None:
+        if user != -1:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        chown(path, user, group)
+
+    monkeypatch.setattr(os, "chown", refuse_users)
+    write_file(path, NEW)
+    kept = path.stat()
+    assert (kept.st_uid, kept.st_gid, stat.S_IMODE(kept.st_mode)) == (0, 12, 0o660)
+
+
 def test_a_file_system_without_modes_keeps_no_file_from_being_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
