@@ -231,5 +231,7 @@ def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
         return {}
     text = json.dumps(warnings)
     if len(text) > WARNINGS_BYTES:
-        text = json.dumps([f"{len(warnings)} warnings too long for a header; format=json has them"])
+        # Of heatmaps, too, which no JSON comes with.
+        told = f"{len(warnings)} warnings too long for a header; landmarks in JSON have them"
+        text = json.dumps([told])
     return {"X-Warnings": text}

@@ -165,7 +165,7 @@ def test_warnings_fit_a_header(told: list[str]) -> None:
     text = warnings_header(told)["X-Warnings"]
     assert text.isascii()
     assert len(text) <= WARNINGS_BYTES
-    short = ["2 warnings too long for a header; format=json has them"]
+    short = ["2 warnings too long for a header; landmarks in JSON have them"]
     assert json.loads(text) == (told if len(told[0]) < WARNINGS_BYTES else short)
     assert warnings_header([]) == {}
 
