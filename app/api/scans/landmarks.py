@@ -104,10 +104,9 @@ async def find_landmarks(
     streams = wants_events(accept)
     formats = FORMATS if streams else SCAN_FORMATS
     form = negotiate_format(formats, query.format or ("json" if streams else None), accept)
-    timeout_s = request_timeout_s(query.timeout_s, shared.settings)
     may_wait = isinstance(form, AnswerFormat) and not streams and _prefers_async(request.headers)
     jobs = shared.jobs if may_wait else None
-    limit_s = NO_HURRY_S if jobs else timeout_s
+    limit_s = NO_HURRY_S if jobs else request_timeout_s(query.timeout_s, shared.settings)
     scan = await receive_scan(request, shared, admitted, query, timeout_s=limit_s)
     find = partial(_find, scan, candidates=query.candidates)
     if not isinstance(form, AnswerFormat):

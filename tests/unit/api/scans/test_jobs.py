@@ -163,7 +163,7 @@ def test_form_is_taken_as_for_landmarks(client: TestClient) -> None:
 @pytest.mark.parametrize("kind", ["scan", "series"])
 def test_client_of_landmarks_may_prefer_a_job(client: TestClient, kind: str) -> None:
     content = toy_scan() if kind == "scan" else zipped(as_dicom())
-    response = client.post("/v1/landmarks?timeout_s=1", content=content, headers=RAW | ASYNC)
+    response = client.post("/v1/landmarks?timeout_s=1e9", content=content, headers=RAW | ASYNC)
     path = accepted(response)
     assert response.headers["preference-applied"] == "respond-async"
     assert finished(client, path).done == 1
