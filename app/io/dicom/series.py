@@ -173,7 +173,7 @@ def _list_other_files(
     empty = sum(not file.size for file in files)
     others = len(files) - empty - len({plane.file for plane in planes})
     if others and not chosen:
-        warnings.append(f"{others:,} other files beside those of the scan were ignored")
+        warnings.append(f"ignored files beside those of the scan: {others:,}")
     if empty:
         warnings.append(f"empty files beside those of the scan: {empty:,}; was all of it copied?")
     return warnings

@@ -204,7 +204,7 @@ def test_files_that_are_no_images_are_ignored_with_a_warning() -> None:
     files = [b"notes", *as_dicom(), as_dicom(SeriesInstanceUID="1.9", ImagePositionPatient=None)[0]]
     volume = read_volume(zipped(files))
     assert_array_equal(volume.voxels, counting())
-    assert volume.warnings == ("2 other files beside those of the scan were ignored",)
+    assert volume.warnings == ("ignored files beside those of the scan: 2",)
 
 
 @pytest.mark.parametrize(
