@@ -26,7 +26,7 @@ from app.errors import StartupError, Unauthorized
 
 PREFIX: Final = "LANDMARKD_"
 API_KEY: Final = "LANDMARKD_API_KEY"
-"""Variable with the key that ``landmarkd detect --url`` sends; of no meaning to the service."""
+"""Variable with the key that clients send; of no meaning to the service."""
 
 NO_PROXY: Final = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 """Of httpx's clients: of this machine no proxy is asked, for which that would be the proxy's own.

@@ -23,7 +23,7 @@ from app.io import (
     Problem,
     ReadinessAnswer,
 )
-from app.settings import NO_PROXY, bearer, hide_password, service_url
+from app.settings import API_KEY, NO_PROXY, bearer, hide_password, service_url
 
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -79,7 +79,7 @@ class Client:
 
     Args:
         url: Base address, such as ``http://127.0.0.1:8000``; ``http://`` may be left out.
-        api_key: Sent with every request; None if the service needs none.
+        api_key: Sent with every request; None: that in ``LANDMARKD_API_KEY``, if there is one.
         timeout_s: Time to wait for an answer.
 
     Raises:
@@ -88,7 +88,7 @@ class Client:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        headers = bearer(api_key)
+        headers = bearer(os.environ.get(API_KEY) if api_key is None else api_key)
         base = service_url(url)
         self._address = hide_password(base)
         self._connect = partial(

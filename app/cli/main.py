@@ -262,7 +262,7 @@ def _finder(
         return detector.detect
     from app.cli.client import Client, Unreachable
 
-    client = stack.enter_context(Client(url, api_key=os.environ.get(API_KEY)))
+    client = stack.enter_context(Client(url))
     is_there, wanted = False, model
 
     def find(content: bytes, **selection: int | None) -> LandmarksAnswer:

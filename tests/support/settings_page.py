@@ -22,8 +22,8 @@ empty one is as none, and an unknown variable that starts with `{prefix}` is log
 
 `landmarkd serve --host` and `--port` take precedence over `{prefix}HOST` and `{prefix}PORT`. Sizes
 are in bytes or have a unit, such as `512MiB`; `~` in front of a folder is the home folder.
-[HTTP API](http.md#authentication) shows how to make keys; `landmarkd detect --url` sends the one in
-`LANDMARKD_API_KEY`.
+[HTTP API](http.md#authentication) shows how to make keys; `landmarkd detect --url` and the
+Python client send the one in `LANDMARKD_API_KEY`.
 
 This page is generated from [app/settings.py](../app/settings.py) by
 `python -m tests.support.settings_page`; do not edit it.

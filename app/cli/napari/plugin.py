@@ -4,7 +4,6 @@ The world of all layers here is mm, RAS: a scan has the affine of its file, and 
 world itself, so that their sizes are mm, too.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +28,6 @@ from app.io import (
     read_volume,
     write_nifti,
 )
-from app.settings import API_KEY
 
 COLOURS: Final = {"detected": "lime", "low_confidence": "orange", "placed": "deepskyblue"}
 """Of the rings around points: as sure, doubtful, or from a file that says nothing of that."""
@@ -76,7 +74,7 @@ def find_landmarks(
     scan = write_nifti(_voxels_of(image), affine_of(image))
 
     def ask() -> LandmarksAnswer:
-        with Client(address, api_key=key or os.environ.get(API_KEY)) as client:
+        with Client(address, api_key=key or None) as client:
             return client.detect(scan, model=model or None)
 
     def show(answer: LandmarksAnswer) -> None:
