@@ -312,6 +312,14 @@ def bearer(key: str | None) -> dict[bytes, bytes]:
     return {b"Authorization": f"Bearer {token}".encode()} if token else {}
 
 
+def spell_out(folder: Path) -> Path:
+    """Spell out the path of a model's folder, whose name says whose it is: ``.`` has none.
+
+    Nor has ``..``, which leads from where a link leads to. Other links keep their names.
+    """
+    return folder.resolve() if folder.name == ".." else folder.absolute()
+
+
 def is_public_without_keys(settings: Settings) -> bool:
     """Return whether anyone on the network may use the service: a public address and no keys."""
     return not settings.api_keys and not is_loopback(settings.host)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from app.settings import read_settings
+from app.settings import read_settings, spell_out
 
 importing = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make a model folder of another training."
@@ -89,7 +89,7 @@ def monai(
 
 
 def pack(
-    folder: Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute)],
+    folder: Annotated[Path, typer.Argument(help="A model folder.", callback=spell_out)],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File to write: NAME-VERSION.zip.")
     ] = None,

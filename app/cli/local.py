@@ -13,7 +13,7 @@ from app.errors import BadParameter, UnknownModel
 from app.inference import Detector, answer_scan, load_checked, model_ref
 from app.io import LandmarksAnswer, Selection, VolumeLimits, read_volume
 from app.model import LoadedModel, choose_version, read_manifest, scan_models, split_name
-from app.settings import Settings
+from app.settings import Settings, spell_out
 
 
 def first_device(settings: Settings) -> torch.device:
@@ -58,7 +58,7 @@ def find_folder(settings: Settings, model: str | None) -> Path:
     """
     wanted = model or settings.default_model
     if wanted is not None and not {"/", "\\"}.isdisjoint(wanted):
-        return Path(wanted).absolute()
+        return spell_out(Path(wanted))
     folders = {folder.name: folder for folder in scan_models(settings.models_dir)}
     known = ", ".join(folders) or "none"
     if wanted is None:

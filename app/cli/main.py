@@ -42,7 +42,7 @@ from app.io import (
     ModelRef,
     Volume,
 )
-from app.settings import API_KEY, PREFIX, Settings, read_settings, url_host
+from app.settings import PREFIX, Settings, read_settings, spell_out, url_host
 
 app = typer.Typer(
     cls=Commands,
@@ -284,7 +284,7 @@ def _finder(
 
 @app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute)],
+    folder: Annotated[Path, typer.Argument(help="A model folder.", callback=spell_out)],
     write: Annotated[
         bool,
         typer.Option(help="Write self-check file and hashes; with --scans, precisions."),

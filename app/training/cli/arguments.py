@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from app.errors import StartupError
-from app.settings import read_settings
+from app.settings import read_settings, spell_out
 
 if TYPE_CHECKING:
     from app.model import LoadedModel
@@ -24,8 +24,7 @@ REQUIRED: Final = ("matplotlib", "scipy")
 
 FOLDER: Final[dict[str, Any]] = {"exists": True, "file_okay": False}
 
-# Spelled out, as the name of a model's folder says whose it is: "." has none.
-ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute)]
+ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", callback=spell_out)]
 Scans = Annotated[Path, typer.Option(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .zip.")]
 Landmarks = Annotated[Path, typer.Option(help="Folder of landmark files of the same names.")]
 MissingIs = Annotated[

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
-from app.settings import API_KEY, NO_PROXY, bearer, hide_password, service_url
+from app.settings import API_KEY, NO_PROXY, bearer, hide_password, service_url, spell_out
 from app.training.cli.arguments import FOLDER, Device, finite, make_console, require_extra
 from app.training.cli.train import INTERRUPTED, SAVED
 
@@ -23,7 +23,7 @@ WATCH_S: Final = 10.0
 RELOAD_S: Final = 120.0
 
 
-Model = Annotated[Path, typer.Argument(help="A model folder.", callback=Path.absolute, **FOLDER)]
+Model = Annotated[Path, typer.Argument(help="A model folder.", callback=spell_out, **FOLDER)]
 Cases = Annotated[
     Path | None, typer.Option("--from", metavar="STORE/NAME", help="The model's folder in a store.")
 ]

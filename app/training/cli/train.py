@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from app.errors import BadParameter
+from app.settings import spell_out
 from app.training.cli.arguments import (
     FOLDER,
     Device,
@@ -57,7 +58,7 @@ ValidateSame = Annotated[
 ]
 Model = Annotated[
     Path,
-    typer.Argument(help="Folder of the model to refine.", callback=Path.absolute, **FOLDER),
+    typer.Argument(help="Folder of the model to refine.", callback=spell_out, **FOLDER),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Model folder to write.")]
 Spacing = Annotated[
@@ -342,7 +343,7 @@ def _folder(output: Path | None, check: bool) -> Path:
         return NOWHERE
     from app.model import is_model_name
 
-    folder = output.absolute()  # Whose name is the model's: "." has none.
+    folder = spell_out(output)
     if not is_model_name(folder.name):
         raise BadParameter(
             "-o: expected a folder whose name is that of a model, of small letters, digits and "

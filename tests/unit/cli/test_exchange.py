@@ -80,11 +80,12 @@ def test_model_is_named_by_the_path_of_its_folder(
 
 
 @pytest.mark.parametrize("words", [("check",), ("check", "--write"), ("pack",)])
-@pytest.mark.parametrize("folder", [".", "./"])
+@pytest.mark.parametrize("folder", [".", "./", "second/.."])
 def test_model_in_the_current_folder_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], folder: str
 ) -> None:
     monkeypatch.chdir(make_model_folder(tmp_path))
+    Path("second").mkdir()
     result = run(*words, folder)
     assert result.exit_code == 0, result.exception
 
