@@ -187,13 +187,15 @@ def _sample(
         log_weight = np.log(weight)
     # The largest of log weight + Gumbel noise is a draw with probability proportional to weight.
     noisy = log_weight.max(axis=1) + random.gumbel(size=(SAMPLES, len(mean)))
-    # In their own order: the same three fitted in another differ in their last bits.
-    landmark = np.sort(np.argsort(-noisy, axis=1)[:, :3], axis=1)
+    landmark = np.argsort(-noisy, axis=1)[:, :3]
     if len(mean) > FEW:
         a, b, c = np.moveaxis(mean[landmark], 1, 0)
         area = np.linalg.norm(np.cross(b - a, c - a), axis=1)
         # Slender triangles determine a rotation badly.
         landmark = landmark[np.argsort(-area, kind="stable")[: SAMPLES // 2]]
+    else:
+        # In their own order: the same three fitted in another differ in their last bits.
+        landmark = np.sort(landmark, axis=1)
     noise = random.gumbel(size=(*landmark.shape, weight.shape[1]))
     mode = (log_weight[landmark] + noise).argmax(axis=2)
     even = np.ones(landmark.shape)
