@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.phantom import make_phantom, scan_bytes
 from app.shapes import read_cohort
-from tests.support.browser import SCAN, SEED, Browser, choose, download, drop, opened
+from tests.support.browser import SCAN, SEED, Browser, choose, download, drop, hold, opened
 from tests.support.services import ServiceProcess
 
 
@@ -47,3 +47,27 @@ def test_measurements_of_all_scans_are_one_table_of_what_was_corrected(
         again = list(csv.DictReader(io.StringIO(content)))
         assert (again[0]["value"], again[1]) == ("", table[1])
         assert "ball" in again[0]["reason"]
+
+
+def test_corrected_scans_are_measured_one_by_one(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """Of many at once, a service refuses some, and then there was no table."""
+    converting = "**/page/landmarks?*"
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN), ("b.nii", SCAN))
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
+        for number, name in enumerate(("a.nii.gz", "b.nii"), start=1):
+            page.click(f"#scans li:nth-child({number})")
+            page.wait_for_selector(f'#facts:text("{name}")')
+            page.wait_for_selector("#rows tr")
+            choose(page, "ball")
+            with page.expect_response(converting):
+                page.keyboard.press("x")
+        held = hold(page, converting)
+        page.click("#measure-all")
+        page.wait_for_timeout(500)
+        assert len(held) == 1
+        page.route(converting, lambda route: route.continue_())
+        with page.expect_download():
+            held[0].continue_()

@@ -62,17 +62,22 @@ export function offerDownloads(title, edits, onProblem) {
 
 /** Save the landmarks of those scans of the list that have an answer as one table. */
 export function saveLandmarks(entries) {
-  saveTable("landmarks", entries, entries.map(({ edits }) => edits?.answer));
+  saveTable("landmarks", namesOf(entries), entries.map(({ edits }) => edits?.answer));
 }
 
 /** Save their measurements, which the service computes of corrected landmarks. */
 export async function saveMeasurements(entries) {
-  const measured = ({ edits }) => (edits?.decided ? convertAnswer(edits.answer, "json", "json") : edits?.original);
-  saveTable("measurements", entries, await Promise.all(entries.map(measured)));
+  const given = entries.map(({ edits }) => edits); // the list may change meanwhile
+  const names = namesOf(entries);
+  const answers = [];
+  // One by one: a service does not take any number of requests at once.
+  for (const edits of given) answers.push(edits?.decided ? await convertAnswer(edits.answer, "json", "json") : edits?.original);
+  saveTable("measurements", names, answers);
 }
 
-function saveTable(what, entries, answers) {
-  const names = apart(entries.map(({ name, choice }) => stemOf(titleOf(name, choice))));
+const namesOf = (entries) => apart(entries.map(({ name, choice }) => stemOf(titleOf(name, choice))));
+
+function saveTable(what, names, answers) {
   const rows = answers.flatMap((answer, at) => {
     const ends = answer && [answer.warnings.join(" | "), answer.model.name, answer.model.version];
     return (answer?.[what] ?? []).map((one) => [names[at], ...CELLS[what](one), one.description, ...ends]);
