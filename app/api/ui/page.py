@@ -71,6 +71,9 @@ NIIVUE_CLASS: Final = re.compile(
 )
 MAX_CLASS_NAME_BYTES: Final = 99
 
+TAKES_GZIP: Final = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
+"""Found in an Accept-Encoding by which gzip is acceptable (RFC 9110, 12.5.3)."""
+
 logger = logging.getLogger(__name__)
 page_router: Final = APIRouter(include_in_schema=False)
 
@@ -204,9 +207,11 @@ async def get_file(request: Request, name: str) -> Response:
     if file is None:
         raise HTTPException(404)
     headers = HEADERS | {"ETag": file.etag, "Vary": "Accept-Encoding"}
-    if file.etag in request.headers.get("if-none-match", ""):
+    copies = request.headers.get("if-none-match", "")
+    # A proxy may have made the tag strong; that counts as equal (RFC 9110, 13.1.2).
+    if copies == "*" or file.etag.removeprefix("W/") in copies:
         return Response(status_code=304, headers=headers)
-    if "gzip" not in request.headers.get("accept-encoding", ""):
+    if not TAKES_GZIP.search(request.headers.get("accept-encoding", "")):
         return Response(file.content, headers=headers, media_type=file.media_type)
     headers["Content-Encoding"] = "gzip"
     return Response(file.packed, headers=headers, media_type=file.media_type)

@@ -82,6 +82,40 @@ def test_viewer_is_sent_compressed_to_those_who_can_read_it(client: TestClient) 
     assert 2 * sizes[0] < sizes[1] == len(texts[1])
 
 
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ("GZIP", "gzip"),
+        ("br;q=1.0, gzip;q=0.001", "gzip"),
+        ("gzip;q=0", None),
+        ("br, gzip ; q=0.000, *", None),
+        ("gzip;Q=0", None),
+        ("not-known, gzips", None),
+        ("*;q=0", None),
+    ],
+)
+def test_file_is_compressed_only_for_those_who_accept_it(
+    client: TestClient, accepted: str, coding: str | None
+) -> None:
+    response = client.get("/page/page.js", headers={"Accept-Encoding": accepted})
+    assert response.headers.get("content-encoding") == coding
+    assert response.content == (WEB / "page.js").read_bytes()
+
+
+def test_copy_is_current_whatever_a_proxy_has_made_of_its_tag(client: TestClient) -> None:
+    tag = client.get("/page/page.js").headers["etag"]
+    strong = tag.removeprefix("W/")
+    assert strong != tag
+
+    def status(copies: str) -> int:
+        return client.get("/page/page.js", headers={"If-None-Match": copies}).status_code
+
+    assert [status(one) for one in (strong, f'"other", {strong}', f'{tag},"other"', "*")] == [
+        304
+    ] * 4
+    assert [status(one) for one in ('"other"', strong.strip('"'), strong[:-2] + '"')] == [200] * 3
+
+
 @pytest.mark.parametrize("name", ["none.js", "..%2fpage.py", "%2e%2e/page.py", "page.py"])
 def test_other_files_are_not_served(client: TestClient, name: str) -> None:
     assert problem_of(client.get(f"/page/{name}")).status == 404
