@@ -140,7 +140,8 @@ def _explain(request: Request, item: Mapping[str, Any]) -> str:
         known = [name for query in queries for name in query.field_info.annotation.model_fields]
         return describe_unknown("parameter", item["loc"][-1], known)
     where = ".".join(quote(str(part)) for part in item["loc"])
-    return f"{where}: {item['msg']}; got {quote(repr(item.get('input')))}"
+    got = "none" if item["type"] == "missing" else quote(repr(item.get("input")))
+    return f"{where}: {item['msg']}; got {got}"
 
 
 def quote(text: str) -> str:

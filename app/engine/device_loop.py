@@ -149,7 +149,7 @@ class DeviceLoop:
             if waiter.future.done():
                 return waiter.future.result()
             why = "late"
-            raise DeadlineExceeded("expected an answer in time, got none")
+            raise DeadlineExceeded("expected an answer in time (timeout_s), got none")
         finally:
             self._leave(scan, waiter, why)
             del waiter  # Its future holds the error whose traceback holds this frame.

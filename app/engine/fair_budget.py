@@ -103,7 +103,7 @@ class FairBudget:
             self.release(reservation)
             raise
         self.release(reservation)
-        raise DeadlineExceeded("expected a turn in time, but other requests had it")
+        raise DeadlineExceeded("expected a turn in time (timeout_s), but other requests had it")
 
     @asynccontextmanager
     async def hold(self, amount: int, client: str, deadline: float) -> AsyncIterator[Reservation]:

@@ -64,7 +64,7 @@ class HostPool:
                 raise _stopped()
             if future.done():
                 return future.result()
-            raise DeadlineExceeded("expected an answer in time, got none")
+            raise DeadlineExceeded("expected an answer in time (timeout_s), got none")
         finally:
             cancelled.set()
             future.cancel()

@@ -237,7 +237,7 @@ class Registry:
                 raise UnknownModel("expected a loaded model, got a service that has none")
             if len(names) > 1:
                 raise BadParameter(
-                    f"model: expected one of {known}; got none (the command's option is -m)"
+                    f"model: expected one of {known}; got none (in a query model=, in a command -m)"
                 )
             wanted = names.pop()
         folder = choose_version(

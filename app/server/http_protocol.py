@@ -160,7 +160,8 @@ class HttpProtocol(TimedConnection):
         if isinstance(cause, RequestError):
             error = cause
         elif not isinstance(error, RequestError):
-            error = RequestError("expected an HTTP/1.1 request, got a malformed one")
+            why = str(cause or error)[:64]  # It may quote what was sent.
+            error = RequestError(f"expected an HTTP/1.1 request, got a malformed one: {why}")
         self._ignoring = True
         if self._in_body:
             self.refuse_body(type(error), str(error))

@@ -140,8 +140,9 @@ def test_what_arrived_before_a_connection_broke_stays(models: Path, tmp_path: Pa
 def test_part_that_stops_is_ended_and_stays(models: Path, tmp_path: Path) -> None:
     with serving(models, tmp_path / "kept", BODY_TIMEOUT_S="0.2") as service:
         path = begin(service)
-        with closing(send_some(service, path, 0, 1000)):
+        with closing(send_some(service, path, 0, 1000)) as slow:
             service.wait_for(route="/v1/uploads/{upload}", code="slow-upload")
+            assert b"LANDMARKD_BODY_TIMEOUT_S" in slow.recv(4096)
         assert offset_of(service, path) == 1000
 
 

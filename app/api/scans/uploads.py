@@ -27,7 +27,7 @@ from app.api.problems import TUS_VERSION
 from app.api.request_log import RequestRecord, record_of
 from app.api.scans.jobs import JobQuery
 from app.api.scans.reception import choose_model, name_wanted
-from app.api.upload.receive import allowed_s
+from app.api.upload.receive import SLOW, allowed_s
 from app.api.upload.turns import Turns
 from app.errors import (
     ClientLeft,
@@ -368,7 +368,8 @@ async def _next_chunk(
         tasks = receiving, superseded
         await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         if not receiving.done():
-            raise SlowUpload("expected more of the body in time, or on this connection; got none")
+            expected = "expected more of the body in time, or on this connection"
+            raise SlowUpload(f"{expected}; got none; {SLOW}")
         message = receiving.result()
     finally:
         receiving.cancel()

@@ -20,6 +20,9 @@ from app.settings import Settings
 GRACE_S: Final = 5.0
 """Before a body has to arrive at a rate: connections take time to gather speed."""
 
+SLOW: Final = "the operator's limits are LANDMARKD_BODY_TIMEOUT_S and LANDMARKD_MIN_UPLOAD_RATE"
+"""Ends what clients are told of a body that arrives too slowly."""
+
 T = TypeVar("T")
 
 
@@ -139,7 +142,7 @@ def _too_slow(received: int, settings: Settings) -> SlowUpload:
     expected = f"expected the whole body within {settings.body_timeout_s:g} s"
     if settings.min_upload_rate:
         expected += f", and {settings.min_upload_rate} bytes/s after {GRACE_S:g} s"
-    return SlowUpload(f"{expected}; got {received} bytes")
+    return SlowUpload(f"{expected}; got {received} bytes; {SLOW}")
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

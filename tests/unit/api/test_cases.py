@@ -199,6 +199,10 @@ def test_part_of_a_list_is_bounded(client: TestClient) -> None:
         assert client.get(URL, params={"model": MODEL, "limit": limit}).status_code == status
 
 
+def test_parameter_that_is_missing_is_named(client: TestClient) -> None:
+    assert problem_of(client.get(URL)).detail == "query.model: Field required; got none"
+
+
 def test_parameter_of_a_list_that_is_unknown_is_refused(client: TestClient) -> None:
     """One that was misspelt was passed over, so that the list was another than was asked for."""
     problem = problem_of(client.get(URL, params={"model": MODEL, "limt": 1}))

@@ -298,7 +298,7 @@ def test_several_models_need_a_name_or_a_default(tmp_path: Path, registry: Regis
     make_model_folder(tmp_path, "one")
     make_model_folder(tmp_path, "two")
     registry.load_all()
-    told = r"expected one of one, two; got none \(the command's option is -m\)"
+    told = r"expected one of one, two; got none \(in a query model=, in a command -m\)"
     with pytest.raises(BadParameter, match=told):
         registry.get()
     for wanted, known in (("three", "one, two"), ("one@2", r"one@1\.0\.0, two@1\.0\.0")):

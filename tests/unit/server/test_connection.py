@@ -274,3 +274,13 @@ def test_response_that_is_read_slowly_is_sent_whole_and_held_once(run_client: Ru
         assert max(unsent) <= SEND_BYTES
 
     run_client(client)
+
+
+@pytest.mark.parametrize("sent", [1, 70_000, len(BODY) - 1])
+def test_disconnect_during_a_body_is_noticed(sent: int, run_client: RunClient) -> None:
+    async def client(connection: Connection) -> None:
+        await connection.send(post("/fill") + BODY[:sent])
+        connection.writer.close()
+        await connection.service.left.wait()
+
+    run_client(client)
