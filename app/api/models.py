@@ -14,7 +14,7 @@ from app.io import (
     ModelsAnswer,
     ModelSummary,
 )
-from app.model import LoadedModel
+from app.model import LoadedModel, newest_first
 
 READY: Final = "ready"
 
@@ -28,15 +28,16 @@ models_router: Final = APIRouter(tags=["models"])
     responses=problems(401),
 )
 async def list_models(shared: SharedDep) -> ModelsAnswer:
-    """List all model folders; those that were refused with the reason."""
+    """List all model folders, the newest first; those that were refused with the reason."""
     engine = shared.engine
     summaries = []
-    for name, status in sorted(engine.readiness().models.items()):
+    statuses = engine.readiness().models
+    for name in newest_first(statuses):
         model = engine.registry.models.get(name)
         summaries.append(
             ModelSummary(
                 name=name,
-                status=status,
+                status=statuses[name],
                 version=model.manifest.version if model else None,
                 description=model.manifest.description if model else None,
                 digest=model.digest if model else None,

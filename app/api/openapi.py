@@ -12,6 +12,7 @@ from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.api.sse import EVENT_STREAM
 from app.api.upload.plan import ARRAYS, CASE, MULTIPART, SCAN, UploadKind
 from app.io import FORMATS, REPORT, Problem
+from app.model import newest_first
 from app.voting import VOTES_FORMATS
 
 openapi_router: Final = APIRouter(include_in_schema=False)
@@ -184,7 +185,8 @@ async def get_openapi(request: Request, shared: SharedDep) -> Response:
     """Describe all calls, for programs: with this service's address, and the models it has now."""
     document = request.app.openapi()
     loaded = [model.manifest for model in shared.engine.registry.models.values()]
-    names = sorted({one.name for one in loaded}) + [f"{one.name}@{one.version}" for one in loaded]
+    versions = newest_first(f"{one.name}@{one.version}" for one in loaded)
+    names = sorted({one.name for one in loaded}) + versions
     info = document["info"]
     address = request.base_url
     if request.headers.get("x-forwarded-proto") == "https":

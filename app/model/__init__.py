@@ -45,7 +45,7 @@ from app.model.sections import (
     is_model_name,
 )
 from app.model.selfcheck import check_noise, check_points, write_precisions, write_selfcheck
-from app.model.versions import choose_version, split_name
+from app.model.versions import choose_version, newest_first, split_name
 
 __all__ = [
     "LOWER_PRECISIONS", "WHOLE", "Field", "InputSpec", "IntensitySpec", "LandmarkSpec",
@@ -53,6 +53,7 @@ __all__ = [
     "ShapeSpec", "build_network", "check_noise", "check_points", "choose_precision",
     "choose_version", "editing", "find_architecture", "find_last_convolution", "hash_file",
     "is_label", "is_model_name", "load_model", "load_module", "load_shape", "make_output",
-    "norm_groups", "parse_manifest", "read_document", "read_manifest", "scan_models", "split_name",
-    "update_hashes", "write_precisions", "write_selfcheck", "write_tensors",
+    "newest_first", "norm_groups", "parse_manifest", "read_document", "read_manifest",
+    "scan_models", "split_name", "update_hashes", "write_precisions", "write_selfcheck",
+    "write_tensors",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from app.model.mean_shape import Shape, load_shape
 from app.model.network import Network
 from app.model.sections import WHOLE, LowerPrecision
 from app.model.selfcheck import Samples, load_samples
-from app.model.versions import choose_version, split_name
+from app.model.versions import choose_version, newest_first, split_name
 
 Precision: TypeAlias = Literal["float32"] | LowerPrecision
 PrecisionSetting: TypeAlias = Precision | Literal["auto"]
@@ -230,7 +230,7 @@ class Registry:
         """
         models = self.models
         wanted = name or self._default
-        known = ", ".join(sorted(models)) or "none"
+        known = ", ".join(newest_first(models)) or "none"
         if wanted is None:
             names = {model.manifest.name for model in models.values()}
             if not names:
@@ -248,7 +248,7 @@ class Registry:
             return models[folder]
         if split_name(wanted)[1] is not None:
             versions = {f"{one.manifest.name}@{one.manifest.version}" for one in models.values()}
-            known = ", ".join(sorted(versions)) or "none"
+            known = ", ".join(newest_first(versions)) or "none"
         why = self.refusals.get(wanted)
         tail = f", which was refused: {why}" if why else ""
         raise UnknownModel(f"expected one of {known}; got {wanted[:64]!r}{tail}")

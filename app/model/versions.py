@@ -36,6 +36,19 @@ def choose_version(wanted: str, known: Iterable[tuple[str, str, str]]) -> str | 
     return max(fitting)[2] if fitting else None
 
 
+def newest_first(folders: Iterable[str]) -> list[str]:
+    """Sort folders by the names of their models, of each first what may be the newest.
+
+    That is the folder without a version, then the highest one.
+    """
+
+    def age(folder: str) -> tuple[bool, VersionKey]:
+        version = split_name(folder)[1]
+        return version is None, version_key(version or "")
+
+    return sorted(sorted(folders, key=age, reverse=True), key=lambda one: split_name(one)[0])
+
+
 def version_key(version: str) -> VersionKey:
     """Return what orders versions: 1.10 is newer than 1.9, and 1.0 than 1.0-rc1.
 

@@ -1,5 +1,6 @@
 """``/v1/models``: the models of a service, listed and described."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,6 +165,25 @@ def test_models_are_listed_and_described(client: TestClient) -> None:
     assert len(info.landmarks) == listed[0].landmarks
     (device,) = info.devices
     assert (device.name, device.status, device.precision) == ("cpu", "ready", "float32")
+
+
+def test_newest_version_is_listed_first_as_the_page_chooses_it(tmp_path: Path) -> None:
+    """By their texts, the page's first choice was the oldest."""
+    toy = toy_models(tmp_path) / MODEL
+    ordered = [f"{MODEL}@{version}" for version in ("10.0.0", "9.10.0", "9.2.0")]
+    for name in ordered:
+        folder = shutil.copytree(toy, tmp_path / name)
+        text = (folder / "model.toml").read_text(encoding="utf-8")
+        changed = re.sub(r'(?m)^version = ".*"$', f'version = "{name.partition("@")[2]}"', text)
+        (folder / "model.toml").write_text(changed, encoding="utf-8")
+    shutil.rmtree(toy)
+    with running(toy_settings(tmp_path)) as client:
+        listed = client.get("/v1/models").json()["models"]
+        document = client.get("/openapi.json").json()
+    assert [(one["name"], one["status"]) for one in listed] == [(name, "ready") for name in ordered]
+    offered = document["paths"][URL]["post"]["parameters"]
+    (model,) = (one["schema"] for one in offered if one["name"] == "model")
+    assert model["enum"] == [MODEL, *ordered]
 
 
 def test_landmarks_are_described_by_the_network_that_decides_on_them(tmp_path: Path) -> None:

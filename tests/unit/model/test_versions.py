@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import BadParameter, ModelRefused, UnknownModel
 from app.inference.load import load_checked
 from app.model.registry import Registry
-from app.model.versions import choose_version, version_key
+from app.model.versions import choose_version, newest_first, version_key
 from tests.support.model_folders import make_model_folder
 
 ORDER = [
@@ -37,6 +37,11 @@ def test_name_without_a_version_means_the_newest() -> None:
     assert choose_version("a@1.1", known) is None
     assert choose_version("c", known) is None
     assert choose_version("a@", known) is None
+
+
+def test_folders_are_listed_by_name_the_newest_version_first() -> None:
+    ordered = ["a", "a@10.0", "a@9.0", "a@9.0-rc1", "a@", "a-b@1", "b@2", "b@1"]
+    assert newest_first(sorted(ordered)) == newest_first(ordered[::-1]) == ordered
 
 
 def test_of_the_same_version_twice_the_folder_of_that_name_is_meant() -> None:
@@ -67,7 +72,7 @@ def test_registry_serves_versions_side_by_side(tmp_path: Path) -> None:
     assert thresholds == {
         None: 0.5, "toy": 0.5, "toy@1.10.0": 0.5, "toy@1.9.0": 0.4, "toy@1.0.0": 0.3,
     }  # fmt: skip
-    versions = r"one of toy@1\.0\.0, toy@1\.10\.0, toy@1\.9\.0; got 'toy@2'"
+    versions = r"one of toy@1\.10\.0, toy@1\.9\.0, toy@1\.0\.0; got 'toy@2'"
     with pytest.raises(UnknownModel, match=versions):
         registry.get("toy@2")
     make_model_folder(tmp_path, "other")
