@@ -150,7 +150,7 @@ def _listen(settings: Settings) -> socket.socket:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StartupError(
             f"expected a free address, but {settings.host}:{settings.port} cannot be used "
-            f"({reason}); choose another with --port, or PORT= with make"
+            f"({reason}); choose another with --host or --port, with make HOST= or PORT="
         ) from None
     return listener
 

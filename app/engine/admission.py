@@ -99,8 +99,11 @@ class Admission:
         limit, held, whose = budget.limit, budget.used, ""
         if held + amount <= limit:
             limit, held, whose = budget.share, budget.held[client], " of one client"
+        setting = "MEMORY" if budget is self.body_bytes else "MAX_IN_FLIGHT"
         raise QueueFull(
-            f"expected at most {limit} {what}{whose}, got {held + amount}", self.retry_after_s()
+            f"expected at most {limit} {what}{whose}, got {held + amount}; the operator's limit is "
+            f"LANDMARKD_{setting}",
+            self.retry_after_s(),
         )
 
     def observe_cost(self, busy_s: float) -> None:

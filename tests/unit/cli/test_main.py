@@ -361,6 +361,7 @@ def test_taken_port_is_a_clear_message(models: Path) -> None:
         )
     assert process.returncode == 1
     assert f"127.0.0.1:{port} cannot be used" in process.stderr
+    assert "choose another with --host or --port" in process.stderr
     assert "Traceback" not in process.stderr
 
 

@@ -32,7 +32,8 @@ def test_too_many_requests_are_refused_with_a_time_to_try_again() -> None:
     with admission.admit(), admission.admit(), pytest.raises(QueueFull) as refusal:
         admission.admit().__enter__()
     assert refusal.value.retry_after_s == 5
-    assert "at most 2 requests that are received, got 3" in str(refusal.value)
+    told = "at most 2 requests that are received, got 3; the operator's limit is "
+    assert f"{told}LANDMARKD_MAX_IN_FLIGHT" in str(refusal.value)
 
 
 def test_requests_in_work_are_counted_apart_from_those_that_are_received() -> None:
@@ -81,7 +82,9 @@ def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
         other.check_bytes(600)
         other.count_bytes(600)
         idle.count_bytes(400)
-        with pytest.raises(QueueFull, match="at most 1000 bytes of bodies, got 1001"):
+        with pytest.raises(
+            QueueFull, match="at most 1000 bytes of bodies, got 1001; .* LANDMARKD_MEMORY"
+        ):
             idle.count_bytes(1)
         assert admission.body_bytes.used == 1000
 
