@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from app.api.dependencies import SharedDep, require_admin_key, require_api_key
 from app.api.openapi import problems
 from app.engine import DeviceLoop, Engine
+from app.errors import NotReady
 from app.io import (
     DeviceInfo,
     LandmarkInfo,
@@ -51,11 +52,14 @@ async def list_models(shared: SharedDep) -> ModelsAnswer:
     "/v1/models/{name}",
     summary="Describe a model",
     dependencies=[Depends(require_api_key)],
-    responses=problems(401, 404),
+    responses=problems(401, 404, 503),
 )
 async def get_model(name: str, shared: SharedDep) -> ModelInfo:
     """Describe which landmarks a model finds, on which grid, and how well."""
-    return describe_model(shared.engine, name, shared.engine.registry.get(name))
+    engine = shared.engine
+    if not engine.loaded.is_set() and name not in engine.registry.names:
+        raise NotReady(f"expected a model that is loaded, got {name[:64]!r} before all models are")
+    return describe_model(engine, name, engine.registry.get(name))
 
 
 @models_router.post(

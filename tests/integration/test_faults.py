@@ -228,6 +228,28 @@ def test_sigterm_while_models_load_exits_0(tmp_path: Path) -> None:
         process.kill()
 
 
+class AskedWhileLoading(Faulty):
+    """A service that is asked for a model as soon as it listens, before the model is loaded."""
+
+    def next_line(self) -> dict[str, Any]:
+        """Wait for the next log line, and act on it."""
+        line = super().next_line()
+        if line["message"] == "listening":
+            self.early = httpx.get(f"{line['url']}v1/models/faulty")
+            self.gate.write_bytes(b"")
+        return line
+
+
+def test_model_that_is_still_loaded_is_not_said_to_be_unknown(models: Path) -> None:
+    process = AskedWhileLoading(models, hold_loading=True)
+    try:
+        assert (process.early.status_code, code_of(process.early)) == (503, "not-ready")
+        assert process.client.get("/v1/models/faulty").status_code == 200
+        assert process.client.get("/v1/models/other").status_code == 404
+    finally:
+        process.kill()
+
+
 def cpu_ns(pid: int) -> int:
     """Add up the time that all threads of a process have run."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
