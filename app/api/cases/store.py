@@ -145,7 +145,8 @@ class CaseStore:
     def _paths(self, model: str, case_id: str) -> tuple[Path, Path]:
         """Return where scan and landmark file of a case are, or would be."""
         if not (MODEL.fullmatch(model) and CASE_ID.fullmatch(case_id)):
-            raise UnknownCase("expected the name of a model and the id of one of its cases")
+            got = f"{model[:64]}/{case_id[:64]}"
+            raise UnknownCase(f"expected the name of a model and the id of its case, got {got!r}")
         folder = self._root / model
         return folder / SCANS / (case_id + SCAN), folder / LANDMARKS / (case_id + LANDMARK_FILE)
 

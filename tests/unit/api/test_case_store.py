@@ -214,7 +214,7 @@ def test_folder_beside_those_of_models_may_be_unreadable(tmp_path: Path) -> None
     ("model", "case_id"), [("..", FIRST), (MODEL, "../x"), (MODEL, ""), (MODEL, FIRST), ("", FIRST)]
 )
 def test_unknown_case_is_not_deleted(tmp_path: Path, model: str, case_id: str) -> None:
-    with pytest.raises(UnknownCase):
+    with pytest.raises(UnknownCase, match=f"got '.*{case_id}'"):
         CaseStore(tmp_path, QUOTA).delete(model, case_id, ANYBODY)
 
 
