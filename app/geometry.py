@@ -59,6 +59,14 @@ def spacing_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
     return np.asarray(np.linalg.norm(affine[:3, :3], axis=0), dtype=np.float64)
 
 
+def thickness_of(affine: Affine) -> Float64[np.ndarray, " 3"]:
+    """Compute how thick a voxel is along each of its axes, in mm: from face to face.
+
+    In a sheared scan, faces are nearer to each other than the edges between them are long.
+    """
+    return np.asarray(1 / np.linalg.norm(np.linalg.inv(affine)[:3, :3], axis=1), dtype=np.float64)
+
+
 def corners(shape: Sequence[int]) -> Float64[np.ndarray, "8 3"]:
     """Return the indices of the eight corner voxels of an array."""
     return np.array(list(product(*((0.0, n - 1.0) for n in shape))))
@@ -100,11 +108,9 @@ def distance_inside(
         affine: Voxel index -> mm.
         shape: Of the scan, in voxels.
     """
-    to_index = np.linalg.inv(affine)
-    index = transform(to_index, points)
+    index = transform(np.linalg.inv(affine), points)
     voxels = np.minimum(index + 0.5, np.asarray(shape) - 0.5 - index)
-    # Faces of a sheared scan are nearer to each other than its voxels' edges are long.
-    return np.asarray((voxels / np.linalg.norm(to_index[:3, :3], axis=1)).min(axis=-1))
+    return np.asarray((voxels * thickness_of(affine)).min(axis=-1))
 
 
 def translation(offset: Sequence[float] | Float64[np.ndarray, " 3"]) -> Affine:

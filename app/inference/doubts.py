@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from app.geometry import Points, distance_inside, spacing_of, transform
+from app.geometry import Points, distance_inside, spacing_of, thickness_of, transform
 from app.inference.refinement import any_detected, find_agreeing, find_pose, with_low_confidence
 from app.io import Volume
 from app.model import LoadedModel, Shape, ShapeSpec
@@ -134,7 +134,7 @@ def doubt_extent(volume: Volume, spec: ShapeSpec) -> tuple[str, ...]:
     if spec.min_extent_mm is None:
         return ()
     shown, _ = crop(volume.voxels, find_blank(volume.voxels))
-    extent_mm = float((spacing_of(volume.affine) * shown.shape).min())
+    extent_mm = float((thickness_of(volume.affine) * shown.shape).min())
     if extent_mm >= spec.min_extent_mm:
         return ()
     return (

@@ -116,3 +116,12 @@ def test_a_thin_slab_is_doubted_however_much_is_blank_around_it(
         assert len(doubts) == (told is not None)
         assert told is None or told in doubts[0]
     assert doubt_extent(volume, ShapeSpec(**KEYS)) == ()
+
+
+def test_a_slab_of_a_tilted_gantry_is_as_thick_as_its_faces_are_apart() -> None:
+    """Its slices are shifted against each other: its edges, of 33 mm, stand oblique on them."""
+    tilted = np.eye(4)
+    tilted[1:3, 2] = 1.5 * np.array([np.sin(np.pi / 6), np.cos(np.pi / 6)])
+    volume = Volume(noise((60, 60, 22)), tilted)
+    (doubt,) = doubt_extent(volume, ShapeSpec(**KEYS, min_extent_mm=30.0))
+    assert "the scan is 28.6 mm thick" in doubt
