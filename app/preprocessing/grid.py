@@ -33,6 +33,10 @@ MIN_SHOWN: Final = 1 / 6
 that no network had seen, all landmarks were detected with a share of 16 to 21 %; with some 10 %,
 those of 9 skulls, and with 6 %, none."""
 
+MAX_PADDINGS: Final = 3
+"""Around one another, or on opposite sides, each of a value of its own, as several programs add
+them. Files may be made to have hundreds, which would take seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScanExtent:
@@ -177,7 +181,7 @@ def trim(volume: Volume) -> Volume:
 
     The field, on whichever sides, is no part of a scan that has less than ``MIN_SHOWN`` of all
     voxels, or none as dark as the field, as CT that was padded with -3000, or mostly darker ones
-    next to it, as the air of CT that was padded with 0.
+    next to it, as the air of CT that was padded with 0. What is left may have such a field, too.
     """
     voxels, volume_from_shown = _trim(volume.voxels)
     return replace(volume, voxels=voxels, affine=volume.affine @ volume_from_shown)
@@ -185,12 +189,15 @@ def trim(volume: Volume) -> Volume:
 
 def _trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
     """View what ``trim`` leaves of voxels, and map its indices to theirs."""
-    blank = find_blank(array)
-    box, array_from_box = crop(array, blank)
-    is_large = box.size >= MIN_SHOWN * array.size
-    if is_large and (box.size == array.size or box.min() <= blank <= _border_median(box)):
-        return array, np.eye(4)
-    return box, array_from_box
+    shown, array_from_shown = array, np.eye(4)
+    for _ in range(MAX_PADDINGS):
+        blank = find_blank(shown)
+        box, shown_from_box = crop(shown, blank)
+        is_large = box.size >= MIN_SHOWN * shown.size
+        if is_large and (box.size == shown.size or box.min() <= blank <= _border_median(box)):
+            break
+        shown, array_from_shown = box, array_from_shown @ shown_from_box
+    return shown, array_from_shown
 
 
 def _border_median(box: np.ndarray) -> float:

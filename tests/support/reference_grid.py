@@ -72,19 +72,21 @@ def reference_grid(voxels: Array, affine: Array, spec: InputSpec) -> ReferenceGr
     return ReferenceGrid(values, to_volume, affine @ to_volume)
 
 
-def trim(voxels: Array) -> tuple[Array, Array]:
-    """Take away what a scan was padded with, if it was; gives the map of indices back, too."""
+def trim(voxels: Array, most: int = 3) -> tuple[Array, Array]:
+    """Take away what a scan was padded with, up to so often; gives the map of indices back, too."""
     padding, box = find_padding(voxels)
     shown = voxels[box]
     if not shown.size:
         return voxels, np.eye(4)
     faces = [np.take(shown, end, axis).ravel() for axis in range(3) for end in (0, -1)]
     is_far = shown.size < voxels.size / FAR
-    if not (is_far or shown.min() > padding or np.median(np.concatenate(faces)) < padding):
+    is_none = not (is_far or shown.min() > padding or np.median(np.concatenate(faces)) < padding)
+    if is_none or most == 0 or shown.size == voxels.size:
         return voxels, np.eye(4)
     to_voxels = np.eye(4)
     to_voxels[:3, 3] = [one.start for one in box]
-    return shown, to_voxels
+    inner, to_shown = trim(shown, most - 1)
+    return inner, to_voxels @ to_shown
 
 
 def find_padding(voxels: Array) -> tuple[float, tuple[slice, ...]]:

@@ -299,6 +299,28 @@ def test_padding_that_is_no_part_of_a_scan_is_not_seen(
     np.testing.assert_allclose(before @ plain.to_volume, other.to_volume, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "paddings",
+    [
+        ((((3, 2), (1, 4), (2, 2)), -1000.0), (((9, 9), (6, 9), (7, 5)), 150.0)),
+        ((((4, 0), (3, 0), (5, 0)), -1000.0), (((0, 4), (0, 5), (0, 3)), -2000.0)),
+        ((((4, 0), (3, 0), (5, 0)), -1000.0), (((0, 4), (0, 5), (0, 3)), 150.0)),
+        ((((2, 2), (0, 0), (1, 1)), -9.0), (((0, 4), (3, 3), (0, 0)), -5.0), (((1, 0),) * 3, 400)),
+    ],
+)
+def test_paddings_of_several_values_are_not_seen(
+    paddings: tuple[tuple[tuple[tuple[int, int], ...], float], ...],
+) -> None:
+    """One around the other, or on opposite sides, as a scanner and other programs add them."""
+    volume = wide = make_volume(with_zeros((22, 17, 19)), oblique_affine(5))
+    for widths, value in paddings:
+        wide = padded(wide, widths, value)
+    spec = make_spec((1.0, 1.5, 2.0)).model_copy(update={"trim": True})
+    plain, other = make_grid(volume, spec, CPU), make_grid(wide, spec, CPU)
+    assert torch.equal(plain.voxels, other.voxels)
+    np.testing.assert_allclose(plain.to_world, other.to_world, atol=1e-9)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_padding_that_may_be_part_of_a_scan_is_seen(value: float) -> None:
     """As of scans that a network learned from: up to five sixths of them."""
