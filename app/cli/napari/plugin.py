@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from app.cli.client import Client
 from app.errors import BadVoxels
-from app.geometry import Affine, assign_axes
+from app.geometry import Affine, assign_axes, scaling
 from app.io import (
     LandmarksAnswer,
     RasPoint,
@@ -105,12 +105,19 @@ def as_points(answer: LandmarksAnswer, name: str) -> LayerDataTuple:
 
 
 def affine_of(image: Image) -> Affine:
-    """Return the map of an image's indices to the world: its affine, scale and all the like."""
+    """Return the map of an image's indices to mm of the world: its affine, scale and all the like.
+
+    A world whose unit is no length, as of pixels, counts as one in mm.
+    """
     corners = np.vstack([np.zeros(3), np.eye(3)])
     origin, *ends = (np.array(image.data_to_world(corner)) for corner in corners)
     affine = np.eye(4)
     affine[:3] = np.column_stack([*(end - origin for end in ends), origin])
-    return affine
+    mm = [
+        (1 * unit).to("mm").magnitude if unit.is_compatible_with("mm") else 1.0
+        for unit in image.units
+    ]
+    return scaling(mm) @ affine
 
 
 def _voxels_of(image: Image) -> np.ndarray:

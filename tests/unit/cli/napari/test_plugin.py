@@ -79,6 +79,11 @@ def test_scan_lies_in_its_world(plugin: Any, tmp_path: Path, name: str) -> None:
     assert [str(unit) for unit in layer.units] == ["millimeter"] * 3
 
 
+def test_image_is_sent_in_mm_whatever_its_unit_of_length(plugin: Any) -> None:
+    image = napari.layers.Image(VOXELS, scale=(400, 0.5, 2), units=("um", "mm", "pixel"))
+    assert_allclose(plugin.affine_of(image), np.diag([0.4, 0.5, 2.0, 1.0]))
+
+
 def test_answer_is_rings_as_large_as_its_regions(plugin: Any, tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     path.write_text(answer_of().model_dump_json())
