@@ -33,6 +33,10 @@ MIN_SHOWN: Final = 1 / 6
 that no network had seen, all landmarks were detected with a share of 16 to 21 %; with some 10 %,
 those of 9 skulls, and with 6 %, none."""
 
+MIN_DARK: Final = 0.01
+"""Least share of a scan's voxels that are as dark as the field around it if that is a part of it:
+of 40 skulls and spines with such a field, 5 % and more. A few are dead, or shadows of metal."""
+
 MAX_PADDINGS: Final = 3
 """Around one another, or on opposite sides, each of a value of its own, as several programs add
 them. Files may be made to have hundreds, which would take seconds."""
@@ -180,8 +184,8 @@ def trim(volume: Volume) -> Volume:
     """View a scan without the blank field around it, if that is no part of it; nothing is copied.
 
     The field, on whichever sides, is no part of a scan that has less than ``MIN_SHOWN`` of all
-    voxels, or none as dark as the field, as CT that was padded with -3000, or mostly darker ones
-    next to it, as the air of CT that was padded with 0. What is left may have such a field, too.
+    voxels, or hardly any as dark as the field, as CT that was padded with -3000, or mostly darker
+    ones next to it, as the air of CT that was padded with 0. What is left may have one, too.
     """
     voxels, volume_from_shown = _trim(volume.voxels)
     return replace(volume, voxels=voxels, affine=volume.affine @ volume_from_shown)
@@ -194,15 +198,17 @@ def _trim(array: np.ndarray) -> tuple[np.ndarray, Affine]:
         blank = find_blank(shown)
         box, shown_from_box = crop(shown, blank)
         is_large = box.size >= MIN_SHOWN * shown.size
-        if is_large and (box.size == shown.size or box.min() <= blank <= _border_median(box)):
+        if is_large and (box.size == shown.size or _is_part(blank, box)):
             break
         shown, array_from_shown = box, array_from_shown @ shown_from_box
     return shown, array_from_shown
 
 
-def _border_median(box: np.ndarray) -> float:
-    """Compute the median of the voxels on all faces of a box."""
-    return float(np.median(np.concatenate([face.ravel() for face in _faces(box)])))
+def _is_part(blank: float, box: np.ndarray) -> bool:
+    """Say whether what surrounds a scan may be a part of it, as its air is."""
+    border = np.concatenate([face.ravel() for face in _faces(box)])
+    is_dark = np.count_nonzero(box <= blank) >= MIN_DARK * box.size
+    return bool(is_dark and blank <= np.median(border))
 
 
 def _faces(array: np.ndarray) -> list[np.ndarray]:

@@ -25,6 +25,9 @@ LEAST_DIFFERENCE = 1e-5
 FAR = 6
 """Of a scan that was padded far, what is shown has less than one of so many parts."""
 
+DARK = 0.01
+"""Of a scan, whose air is as dark as what is around it, such a share is at least."""
+
 THICK = 3.0
 """nnU-Net does not interpolate along an axis whose voxels are more than so many times as long."""
 
@@ -80,8 +83,8 @@ def trim(voxels: Array, most: int = 3) -> tuple[Array, Array]:
         return voxels, np.eye(4)
     faces = [np.take(shown, end, axis).ravel() for axis in range(3) for end in (0, -1)]
     is_far = shown.size < voxels.size / FAR
-    is_none = not (is_far or shown.min() > padding or np.median(np.concatenate(faces)) < padding)
-    if is_none or most == 0 or shown.size == voxels.size:
+    is_other = (shown <= padding).mean() < DARK or np.median(np.concatenate(faces)) < padding
+    if not (is_far or is_other) or most == 0 or shown.size == voxels.size:
         return voxels, np.eye(4)
     to_voxels = np.eye(4)
     to_voxels[:3, 3] = [one.start for one in box]

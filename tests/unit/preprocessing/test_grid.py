@@ -321,6 +321,17 @@ def test_paddings_of_several_values_are_not_seen(
     np.testing.assert_allclose(plain.to_world, other.to_world, atol=1e-9)
 
 
+def test_padding_is_not_seen_though_a_few_voxels_are_as_dark() -> None:
+    """As of unsigned CT whose air is 1000: dead pixels, and shadows of metal, are 0."""
+    voxels = with_zeros((22, 17, 19)) + 1000
+    voxels[3:6, 4, 5:9] = 0.0
+    volume = make_volume(voxels, oblique_affine(5))
+    wide = padded(volume, ((8, 8), (3, 9), (4, 10)), 0.0)
+    spec = make_spec((1.0, 1.5, 2.0)).model_copy(update={"trim": True})
+    plain, other = make_grid(volume, spec, CPU), make_grid(wide, spec, CPU)
+    assert torch.equal(plain.voxels, other.voxels)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_padding_that_may_be_part_of_a_scan_is_seen(value: float) -> None:
     """As of scans that a network learned from: up to five sixths of them."""
