@@ -35,7 +35,7 @@ those of 9 skulls, and with 6 %, none."""
 
 MIN_DARK: Final = 0.01
 """Least share of a scan's voxels that are as dark as the field around it if that is a part of it:
-of 40 skulls and spines with such a field, 5 % and more. A few are dead, or shadows of metal."""
+of 34 skulls and spines with such a field, 5 % and more. A few are dead, or shadows of metal."""
 
 MAX_PADDINGS: Final = 3
 """Around one another, or on opposite sides, each of a value of its own, as several programs add
