@@ -5,25 +5,35 @@ once per process.
 """
 
 import logging
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Annotated, Final
 
+import numpy as np
 from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 
 from app.api.corrections import CORRECTIONS_BYTES, MAX_ANSWER_BYTES, read_corrections
-from app.api.dependencies import AdmittedDep, SharedDep, require_api_key
+from app.api.dependencies import AdmittedDep, SelectionQuery, SharedDep, require_api_key
 from app.api.upload.plan import UploadKind, plan_upload
-from app.api.upload.receive import read_upload
+from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.errors import BadParameter
-from app.io import FORMATS, negotiate_format, write_gzip
+from app.io import (
+    FORMATS,
+    SEARCH_BYTES,
+    check_header,
+    negotiate_format,
+    pack_scan,
+    read_volume,
+    write_gzip,
+)
 from app.phantom import make_phantom, scan_bytes
 
 WEB: Final = Path(__file__).with_name("web")
@@ -57,6 +67,10 @@ DOCS_POLICY: Final = HEADERS["Content-Security-Policy"].replace(
 """Swagger UI styles its elements one by one."""
 PHANTOM_BYTES: Final = 64 << 20
 """That making a scan takes at most."""
+SHOWN_BYTES: Final = 24
+"""Per voxel of a scan that is to be shown: as stored, scaled to 8 bytes, written and packed."""
+WIDEST: Final = 2
+"""Bytes of a value that NiiVue reads whatever its type; of wider integers, not all."""
 
 PACKAGE_FILES: Final = {
     "niivue.js": ("jupyterlab-niivue", "jupyterlab_niivue/labextension/static/niivue/index.js"),
@@ -197,6 +211,35 @@ async def convert_landmarks(
         result_bytes=len,
     )
     return Response(converted, headers=HEADERS, media_type=form.media_type)
+
+
+@page_router.post("/page/scan", dependencies=[Depends(require_api_key)])
+async def convert_scan(
+    request: Request,
+    shared: SharedDep,
+    admitted: AdmittedDep,
+    query: Annotated[SelectionQuery, Query()],
+) -> Response:
+    """Write a scan that NiiVue does not read, such as DICOM, as NIfTI: voxels and affine alone."""
+    engine = shared.engine
+    plan = plan_upload(request.headers, engine.max_body_bytes)
+    upload = await read_upload(request, plan, shared.settings, admitted)
+    scan = (upload.content, engine.limits, query.selection)
+
+    def write(check_cancelled: Callable[[], None]) -> bytes:
+        volume = read_volume(*scan, check_cancelled)
+        if volume.voxels.itemsize > WIDEST:
+            volume = replace(volume, voxels=volume.voxels.astype(np.float32))
+        return bytes(pack_scan(upload.content, volume, check_cancelled, as_uploaded=False))
+
+    async def convert() -> bytes:
+        compute = partial(engine.compute, admitted=admitted)
+        header = await compute(partial(check_header, *scan), memory=SEARCH_BYTES)
+        memory = SEARCH_BYTES + SHOWN_BYTES * math.prod(header.shape)
+        return await compute(write, memory=memory, result_bytes=len)
+
+    shown = await cancel_on_disconnect(request.receive, convert())
+    return Response(shown, headers=HEADERS, media_type="application/gzip")
 
 
 @page_router.get("/page/{name}")

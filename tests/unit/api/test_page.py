@@ -1,12 +1,15 @@
 """What is served for the page; tests/integration/page looks at it in a browser."""
 
+import gzip
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from numpy.testing import assert_allclose, assert_array_equal
 
 from app.api.corrections import MAX_ANSWER_BYTES
 from app.api.dependencies import hash_key
@@ -15,7 +18,9 @@ from app.api.ui.page import WEB, export_niivue, page_files
 from app.engine.engine import COMPUTE_THREADS
 from app.io.formats import FORMATS
 from app.io.schemas import LandmarksAnswer
+from app.io.volume import read_volume
 from app.phantom import Phantom, make_phantom, scan_bytes
+from tests.support.dicom_files import PATIENT, PLACE, as_dicom, zipped
 from tests.support.services import RAW, problem_of, running, toy_models, toy_scan, toy_settings
 
 SEED = 6
@@ -189,13 +194,31 @@ def test_invalid_answer_is_refused(client: TestClient) -> None:
     assert problem_of(client.post("/page/landmarks", content=large)).code == "too-large"
 
 
+@pytest.mark.parametrize(("kind", "shown"), [("int16", "int16"), ("uint32", "float32")])
+def test_a_dicom_series_is_written_for_the_viewer_without_a_word_of_its_text(
+    client: TestClient, kind: str, shown: str
+) -> None:
+    voxels = np.arange(4 * 5 * 6).reshape(4, 5, 6).astype(kind)
+    others = as_dicom(voxels[:, :, :2], SeriesInstanceUID="1.2")
+    archive = zipped([*as_dicom(voxels, PatientName=PATIENT), *others])
+    assert problem_of(client.post("/page/scan", content=archive)).code == "bad-geometry"
+    written = client.post("/page/scan?series=0", content=archive, headers=RAW)
+    content = gzip.decompress(written.content)
+    assert PATIENT.encode() not in content
+    volume = read_volume(content)
+    assert volume.voxels.dtype == shown
+    assert_array_equal(volume.voxels, voxels)
+    assert_allclose(volume.affine, PLACE, atol=1e-5)
+
+
 def test_page_needs_no_key_but_its_computations_do(tmp_path: Path) -> None:
     settings = toy_settings(toy_models(tmp_path), api_keys=(hash_key(KEY),))
     with running(settings) as client:
         for path in ("/", "/page/page.js"):
             assert client.get(path).status_code == 200
         assert problem_of(client.get("/page/phantom.nii.gz")).code == "unauthorized"
-        assert problem_of(client.post("/page/landmarks", content=b"{}")).code == "unauthorized"
+        for path in ("/page/landmarks", "/page/scan"):
+            assert problem_of(client.post(path, content=b"{}")).code == "unauthorized"
         scan = client.get("/page/phantom.nii.gz", headers={"Authorization": f"Bearer {KEY}"})
         assert scan.content == scan_bytes(make_phantom(SEED))
 

@@ -69,15 +69,11 @@ async function scansAmong(files, isFolder = false) {
 /** An archive of DICOM files, which is named after their folder, or the first one. */
 const archive = (dicom) => zip(dicom, `${nameOf(dicom[0]).split("/")[0].replace(/\.dcm$/i, "")}.zip`);
 
-/** The suffix of a scan's format, by its first bytes; throws what the viewer says of one that it does not show. */
+/** The suffix of a scan's format, by its first bytes; throws what is said of a file that is gone. */
 export async function suffixOf(file) {
-  const unseen = (note) => Object.assign(new Error(note), { note });
-  if (!(await isReadable(file))) {
-    throw unseen("The viewer cannot show this scan: its file was changed, moved or removed after it was opened. Please open it again.");
-  }
-  const format = await formatOf(file);
-  if (["zip", "dcm"].includes(format)) throw unseen("The viewer does not show DICOM. Landmarks are listed. To see them in the scan, convert it to NIfTI, such as with dcm2niix.");
-  return format || "nii";
+  if (await isReadable(file)) return (await formatOf(file)) || "nii";
+  const note = "The viewer cannot show this scan: its file was changed, moved or removed after it was opened. Please open it again.";
+  throw Object.assign(new Error(note), { note });
 }
 
 /** The scans among what was dropped, and the names of the others; folders are searched. */

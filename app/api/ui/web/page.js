@@ -58,6 +58,7 @@ function look(entry) {
   heatmap.forget(state.viewer);
   if (entry.model) element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
+  if (state.viewer) element("unseen").hidden = true; // what it says is of the scan before
   // One at a time: NiiVue does not load two scans at once.
   state.shown = state.shown.then(() => entry === queue.current && showScan(entry));
   present(entry);
@@ -228,15 +229,15 @@ function measureSoon(entry) {
 }
 
 /** Show a scan in the viewer; return whether it is shown. */
-async function showScan({ file, choice }) {
+async function showScan(entry) {
   await viewing;
   if (!state.viewer) return false;
   try {
-    await state.viewer.show(file, choice.frame);
+    await state.viewer.show(entry.file, entry.choice);
     state.viewer.window("auto");
     return explain("");
   } catch (error) {
-    return explain(error.note ?? UNSEEN);
+    return entry === queue.current && explain(error.note ?? UNSEEN);
   }
 }
 

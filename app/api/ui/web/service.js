@@ -169,12 +169,18 @@ export async function convertAnswer(answer, format, form = "blob") {
   return request(form, `page/landmarks?format=${encodeURIComponent(format)}`, options);
 }
 
-/** Make the heatmap of a landmark; `query` names model and landmark, and maybe frame or series. */
-export async function makeHeatmap(file, query, signal) {
+/** Have a file made of a scan; `query` has its frame or series, if it is chosen. */
+async function make(path, file, query, signal) {
   const headers = { "Content-Type": "application/octet-stream" };
   const options = { method: "POST", body: file, headers, signal };
-  return request("blob", `v1/heatmaps?${new URLSearchParams(query)}`, options, file);
+  return request("blob", `${path}?${new URLSearchParams(query)}`, options, file);
 }
+
+/** Make the heatmap of a landmark; `query` names model and landmark, too. */
+export const makeHeatmap = (...scan) => make("v1/heatmaps", ...scan);
+
+/** Convert a scan to NIfTI. */
+export const convertScan = (...scan) => make("page/scan", ...scan);
 
 /** Keep a scan with its answer, as corrected; `choice` is its frame or series. Return what is kept. */
 export async function keepCase(file, answer, choice) {

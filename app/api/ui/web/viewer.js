@@ -6,6 +6,7 @@ import { suffixOf } from "./files.js";
 import { invert, transform } from "./geometry.js";
 import { arrange, PLANES, RENDER_TILE } from "./layout.js";
 import { Markers } from "./markers.js";
+import { convertScan } from "./service.js";
 
 const VIEWS = { axial: 0, coronal: 1, sagittal: 2, all: 3, render: 4 };
 const OPTIONS = {
@@ -51,6 +52,8 @@ class Viewer {
   #plane = 0; // the one clicked last
   #names = null; // as somebody chose
   #placing = false;
+  #abort = null; // of the scan that is being shown
+  #converted = new WeakMap(); // files, by the choice of their scan
 
   /**
    * `onSelect` and `onHover` get the index of a landmark in the answer; `onMove` an index and `onPlace` nothing
@@ -85,9 +88,23 @@ class Viewer {
     for (const kind of ["touchstart", "touchmove"]) canvas.parentElement.addEventListener(kind, guard, { capture: true });
   }
 
-  /** Show a scan without landmarks; `frame` is which one of a file with several. */
-  async show(file, frame = 0) {
+  /** Show a scan without landmarks; `choice` has the frame or series of a file with several. */
+  async show(file, choice) {
     this.clear();
+    const { signal } = (this.#abort = new AbortController());
+    const suffix = await suffixOf(file);
+    try {
+      return await this.#load(file, suffix, choice.frame);
+    } catch {
+      // The service reads more than NiiVue, such as DICOM. It is sent once more, but not whenever it is shown.
+      const converted = this.#converted.get(choice) ?? (await convertScan(file, choice, signal));
+      this.#converted.set(choice, converted);
+      signal.throwIfAborted();
+      await this.#load(converted, "nii.gz");
+    }
+  }
+
+  async #load(file, suffix, frame = 0) {
     // Here it has not been sent to the graphics card, and each change afterwards sends it again.
     this.nv.addVolume = (volume) => {
       delete this.nv.addVolume;
@@ -95,10 +112,11 @@ class Viewer {
       this.nv.addVolume(volume);
     };
     // NiiVue recognises formats by name, which may be missing or wrong.
-    await this.nv.loadFromFile(new File([file], `scan.${await suffixOf(file)}`));
+    await this.nv.loadFromFile(new File([file], `scan.${suffix}`));
   }
 
   clear() {
+    this.#abort?.abort();
     this.#pressed = null; // its ring is of the scan before
     this.setLandmarks([]);
     this.select(-1);
