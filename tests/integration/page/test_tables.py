@@ -71,3 +71,25 @@ def test_corrected_scans_are_measured_one_by_one(
         page.route(converting, lambda route: route.continue_())
         with page.expect_download():
             held[0].continue_()
+
+
+def test_buttons_say_of_how_many_scans_their_tables_are(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """Pressed while some still waited, they saved fewer without a word."""
+    words = "['save-all', 'measure-all'].map((id) => document.getElementById(id).textContent)"
+    with opened(browser, page_service.url) as page:
+        held = hold(page, "**/v1/landmarks?*")
+        drop(page, ("a.nii.gz", SCAN), ("b.nii", SCAN))
+        for number in (1, 2):
+            page.wait_for_selector(f'#scans li:nth-child({number})[data-state="working"]')
+            held[-1].continue_()
+            page.wait_for_selector(f'#queue-title:text("{number} answered")')
+            if number == 1:
+                assert page.evaluate(words) == [
+                    "Download 1 of 2, CSV",
+                    "Measurements of 1 of 2, CSV",
+                ]
+                _, content = download(page, "#save-all")
+                assert {each["scan"] for each in csv.DictReader(io.StringIO(content))} == {"a"}
+        assert page.evaluate(words) == ["Download all, CSV", "All measurements, CSV"]

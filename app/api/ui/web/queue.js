@@ -103,7 +103,9 @@ export class Queue {
     const [answered, failed] = [this.answered.length, entries.filter(({ state }) => state === "problem").length];
     const counts = [`${entries.length} scans`, answered && `${answered} answered`, failed && `${failed} failed`];
     element("queue-title").textContent = counts.filter(Boolean).join(" · ");
-    element("save-all").disabled = !answered;
+    const part = answered < entries.length ? `${answered} of ${entries.length}` : "";
+    Object.assign(element("save-all"), { disabled: !answered, textContent: `Download ${part || "all"}, CSV` });
+    element("measure-all").textContent = part ? `Measurements of ${part}, CSV` : "All measurements, CSV";
     element("measure-all").hidden = !this.answered.some(({ edits }) => edits.original.measurements.length);
   }
 
