@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.integration.page.conftest import PHANTOM
@@ -21,6 +22,7 @@ from tests.support.browser import (
     row,
     text_of,
 )
+from tests.support.scan_files import as_nifti
 from tests.support.services import MODEL, ServiceProcess, ended, toy_models
 
 LEAVING = "!window.dispatchEvent(new Event('beforeunload', { cancelable: true }))"
@@ -176,3 +178,22 @@ def test_scan_is_generated_for_a_model_whose_folder_names_its_version(
         page.wait_for_selector("#rows tr")
         assert page.input_value("#model") == "phantom@1.1.0"
         page.close()
+
+
+def test_scan_without_landmarks_may_be_for_another_model_if_there_is_one(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    blank = as_nifti(np.zeros((30, 32, 34), np.int16), np.diag([2.0, 2.0, 2.0, 1.0]))
+    hint = '#warnings li:has-text("choose another model at the top of the page")'
+    with opened(browser, page_service.url) as page:
+        drop(page, ("blank.nii", blank))
+        page.wait_for_selector("#warnings li")
+        assert page.locator(hint).count() == 0
+        answer_as_the_phantom(page, "other")
+        page.evaluate("document.getElementById('ask-key').requestSubmit()")
+        page.wait_for_selector('#model option[value="other"]', state="attached")
+        page.select_option("#model", "other")
+        page.wait_for_selector(hint)
+        drop(page, ("head.nii.gz", SCAN))
+        page.wait_for_selector('#facts:text("head.nii.gz")')
+        assert page.locator(hint).count() == 0

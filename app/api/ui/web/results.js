@@ -17,6 +17,7 @@ const AXES = {
   LPS: [["L", "left"], ["P", "posterior"], ["S", "superior"]],
 };
 const FRAME_KEY = "landmarkd.frame";
+const OTHER_MODEL = "If it shows something else, choose another model at the top of the page.";
 const UNITS = { mm: " mm", deg: "°", "": "" };
 
 const shown = (number, digits) => (number === null ? "–" : number.toFixed(digits));
@@ -73,7 +74,9 @@ export class Results {
   measured(answer) {
     element("measurements").setAttribute("aria-busy", answer === null);
     if (!answer) return;
-    element("warnings").replaceChildren(...answer.warnings.map((text) => create("li", text)));
+    const isElsewhere = element("model").length > 1 && !answer.landmarks.some(({ ijk }) => ijk);
+    const warnings = isElsewhere ? [...answer.warnings, OTHER_MODEL] : answer.warnings;
+    element("warnings").replaceChildren(...warnings.map((text) => create("li", text)));
     element("measurements").replaceChildren(...answer.measurements.map((one) => measurementRow(one, this.#digits)));
     element("measured").hidden = !answer.measurements.length;
   }
