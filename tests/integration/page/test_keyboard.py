@@ -2,10 +2,13 @@
 
 import itertools
 
+import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.support.browser import (
     ABSENT,
+    NEAR_MM,
     SCAN,
     Browser,
     Page,
@@ -13,10 +16,13 @@ from tests.support.browser import (
     chosen,
     drop,
     hold,
+    landmark,
     opened,
     rows,
     stop_clock,
+    text_of,
 )
+from tests.support.scan_files import as_nifti
 from tests.support.services import ServiceProcess
 
 
@@ -251,3 +257,23 @@ def test_progress_and_problems_are_in_sight_on_a_low_screen(
         held[0].fulfill(status=500, json={"code": "internal-error", "detail": "it failed"})
         page.wait_for_selector("#problem", state="visible")
         assert page.evaluate(inside, "problem")
+
+
+def test_point_is_placed_and_moved_by_keys_in_the_plane_that_has_most_room(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """As that of a spine, which is sagittal: without a click, they moved it in the axial plane."""
+    flat = as_nifti(np.full((20, 60, 60), 7, np.int16), np.diag([2.0, 2.0, 2.0, 1.0]))
+    with opened(browser, page_service.url) as page:
+        drop(page, ("flat.nii", flat))
+        page.wait_for_selector("#rows tr")
+        page.focus('#rows tr[tabindex="0"]')
+        page.keyboard.press("Enter")
+        page.keyboard.press("p")
+        assert "Enter takes the crosshair, arrow keys move its point" in text_of(page, "#placing")
+        page.keyboard.press("Enter")
+        at = landmark(page, chosen(page))["ras_mm"]
+        for key, axis in (("Shift+ArrowUp", 2), ("Shift+ArrowRight", 1)):
+            page.keyboard.press(key)
+            at[axis] += 2.0
+            assert_allclose(landmark(page, chosen(page))["ras_mm"], at, atol=NEAR_MM)

@@ -49,7 +49,7 @@ class Viewer {
   #selected = -1;
   #hovered = -1;
   #pressed = null; // {x, y, mark, mm, moved} while a button is down
-  #plane = 0; // the one clicked last
+  #plane = null; // the one clicked or viewed last
   #names = null; // as somebody chose
   #placing = false;
   #abort = null; // of the scan that is being shown
@@ -217,11 +217,12 @@ class Viewer {
     return [...this.nv.frac2mm(this.nv.scene.crosshairPos)].slice(0, 3);
   }
 
-  /** Where a landmark would be, by steps of mm to the right and upwards in the plane clicked last. */
+  /** Where a landmark would be, by steps of mm to the right and upwards in the plane clicked last, or the largest. */
   beside(index, right, up) {
     const mm = [...this.#landmarks[index].mm];
-    mm[PLANES[this.#plane][0]] += right;
-    mm[PLANES[this.#plane][1]] += up;
+    const plane = PLANES[this.#plane ?? this.nv.customLayout[0]?.sliceType ?? VIEWS.axial];
+    mm[plane[0]] += right;
+    mm[plane[1]] += up;
     return mm;
   }
 
