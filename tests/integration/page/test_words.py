@@ -158,3 +158,17 @@ def test_paper_has_the_rings_where_they_are_on_the_screen_and_dark_words(
     assert printed["text"] == "rgb(0, 0, 0)"
     assert len(shown["rings"]) > 0
     assert printed["rings"] == [pytest.approx(ring, abs=0.01) for ring in shown["rings"]]
+
+
+@pytest.mark.parametrize(("screen", "touched"), [(DESK, False), (PHONE, True)])
+def test_columns_are_explained_and_placing_is_told_for_fingers_where_nothing_hovers(
+    browser: Browser, page_service: ServiceProcess, screen: dict[str, Any], *, touched: bool
+) -> None:
+    with opened(browser, page_service.url, **screen) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
+        assert ("Conf.: confidence, 0 to 1." in page.inner_text("#results")) is touched
+        page.click('[data-act="place"]')
+        told = page.inner_text("#placing")
+        assert told.startswith("Tap where it is" if touched else "Click where it is")
+        assert ("Esc" in told) is not touched
