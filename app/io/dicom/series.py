@@ -28,6 +28,9 @@ MAX_SERIES: Final = 64
 LISTED: Final = 12
 """Series that an error names."""
 
+ACROSS: Final = ("sagittal", "coronal", "axial")
+"""Slices, by the axis that their normal is nearest to."""
+
 
 @dataclass(slots=True)
 class _Group:
@@ -57,6 +60,13 @@ class _Group:
             f"{first.pixels.columns} x {first.pixels.rows} of "
             f"{first.spacing[1]:.4g} x {first.spacing[0]:.4g} mm"
         )
+
+    @property
+    @np.errstate(all="ignore")  # Of what is no stack, any number may be given.
+    def direction(self) -> str:
+        """The anatomical planes that they are nearest to, which people know series by."""
+        normal = np.cross(*np.reshape(self.planes[0].orientation, (2, 3)))
+        return ACROSS[int(np.abs(normal).argmax())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +260,8 @@ def _choose(groups: list[_Group], images: dict[int, Image], series: int | None) 
     if not groups:
         raise next(image.problem for image in images.values() if image.problem)
     if series is None and len(groups) > 1:
-        listed = [f"series {at}: {group.describe()}" for at, group in enumerate(groups[:LISTED])]
+        some = enumerate(groups[:LISTED])
+        listed = [f"series {at}: {group.describe()}, {group.direction}" for at, group in some]
         more = ["…"] if len(groups) > LISTED else []
         raise BadGeometry(
             f"expected one series, got {len(groups)} ({'; '.join(listed + more)}); "

@@ -158,8 +158,8 @@ def two_series() -> bytes:
 def test_several_series_are_listed_and_one_can_be_chosen() -> None:
     content = two_series()
     said = (
-        r"expected one series, got 2 \(series 0: 4 images, CT, 7 x 5 of 1.5 x 0.75 mm; "
-        r"series 1: 2 images, OT, 3 x 4 of 1.5 x 0.75 mm\); choose a series, from 0"
+        r"expected one series, got 2 \(series 0: 4 images, CT, 7 x 5 of 1.5 x 0.75 mm, coronal; "
+        r"series 1: 2 images, OT, 3 x 4 of 1.5 x 0.75 mm, coronal\); choose a series, from 0"
     )
     with pytest.raises(BadGeometry, match=said):
         check_header(content)
@@ -176,9 +176,10 @@ def test_several_series_are_listed_and_one_can_be_chosen() -> None:
 
 
 def test_a_localiser_of_another_orientation_is_another_series() -> None:
-    turned = PLACE[:, [2, 0, 1, 3]]
-    with pytest.raises(BadGeometry, match="got 2"):
-        check_header(zipped([*as_dicom(), *as_dicom(affine=turned)]))
+    for axes, direction in (([2, 0, 1, 3], "axial"), ([1, 2, 0, 3], "sagittal")):
+        turned = as_dicom(affine=PLACE[:, axes])
+        with pytest.raises(BadGeometry, match=rf"got 2 \(.* mm, {direction}.*\); choose"):
+            check_header(zipped([*as_dicom(), *turned]))
 
 
 def test_series_of_one_file_have_digests_of_their_own() -> None:
