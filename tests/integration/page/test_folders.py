@@ -19,7 +19,7 @@ from tests.support.browser import (
     opened,
     text_of,
 )
-from tests.support.dicom_files import as_dicom
+from tests.support.dicom_files import as_dicom, zipped
 from tests.support.scan_files import as_nifti
 from tests.support.services import ServiceProcess
 
@@ -218,3 +218,32 @@ def test_series_of_one_folder_are_told_apart_by_their_names(
     assert name == f"{tmp_path.name} series 1.json"
     scans = {line.split(",")[0] for line in table.splitlines()[1:]}
     assert scans == {f"{tmp_path.name} series {number}" for number in (0, 1)}
+
+
+def test_another_series_is_opened_beside_one_that_is_answered_and_corrected(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """Who saw that it was the wrong one had to drop the whole study again."""
+    volume = read_volume(SCAN)
+    voxels = np.rint(volume.voxels).astype(np.int16)
+    some = as_dicom(voxels[:, :, 4:], volume.affine, SeriesInstanceUID="1.2")
+    asked = '#ask-choice:has-text("%s series")'
+    with opened(browser, page_service.url) as page:
+        drop(page, ("study.zip", zipped([*some, *as_dicom(voxels, volume.affine)])))
+        page.wait_for_selector(asked % "Which", state="visible")
+        page.press("#choice", "Enter")
+        page.wait_for_selector('#facts:text("study.zip series 0")')
+        page.keyboard.press("x")
+        assert page.is_visible(asked % "Another")
+        assert page.input_value("#choice") == "1"
+        page.press("#choice", "Enter")
+        page.wait_for_selector('#facts:text("study.zip series 1")')
+        page.press("#choice", "Enter")
+        page.wait_for_selector('#problem-detail:text("expected series from 0 to 1, got 2")')
+        assert page.is_visible(asked % "Which")
+        titles = page.locator("#scans span:first-child").all_text_contents()
+        assert titles == [f"study.zip series {number}" for number in range(3)]
+        assert text_of(page, "#scans span:last-child").endswith(", 1 by you")
+        drop(page, ("head.nii.gz", SCAN))
+        page.wait_for_selector('#facts:text("head.nii.gz")')
+        assert page.is_hidden("#ask-choice")

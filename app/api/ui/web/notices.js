@@ -71,21 +71,24 @@ const askedOf = ({ message }) => Object.keys(CHOICES).find((name) => message.inc
 /** What a problem is called in the list of scans. */
 export const nameOfProblem = (problem) => CHOICES[askedOf(problem)] ?? (isMisfit(problem) ? MISFIT : problem.title);
 
-/**
- * Show a problem of the service, or an error. `choice` is the frame or series that was asked for where what failed is a
- * scan's answer, which can be asked for again.
- */
-export function showProblem(error, choice = null) {
+/** Ask which frame or series of its file a scan is, where it has several; of one that is answered, which is opened, too. */
+export function showChoice({ problem, edits, choice }) {
+  // What was chosen may be what is wrong.
+  const asked = (problem && askedOf(problem)) ?? Object.keys(choice)[0];
+  element("ask-choice").hidden = !asked || !(problem || edits);
+  element("choice-words").textContent = edits ? "Another" : "Which";
+  element("choice-name").textContent = element("choice").name = asked || "";
+  element("choice").value = edits ? choice[asked] + 1 : choice[asked] ?? 0;
+}
+
+/** Show a problem of the service, or an error; `isAnswer`: what failed is a scan's answer, which can be asked for again. */
+export function showProblem(error, isAnswer = false) {
   if (error.code === "unauthorized") element("ask-key").hidden = false;
   element("problem-title").textContent =
     CHOICES[askedOf(error)] ?? (isMisfit(error) ? `This scan ${MISFIT}` : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
   element("problem-detail").textContent = error.message;
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
-  // What was chosen may be what is wrong.
-  const asked = choice && (askedOf(error) ?? Object.keys(choice)[0]);
-  element("ask-choice").hidden = !asked;
-  element("choice-name").textContent = element("choice").name = asked || "";
-  element("again").hidden = !choice || !(isPassing(error) || RETRYABLE.includes(error.code));
+  element("again").hidden = !isAnswer || !(isPassing(error) || RETRYABLE.includes(error.code));
   element("problem").hidden = false;
   // It may lie below a scan that fills the window, or above what was pressed; a point is not moved away from its hand.
   if (document.activeElement.id !== "canvas") element("problem").scrollIntoView({ block: "nearest" });

@@ -9,14 +9,14 @@ import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { remember, remembered } from "./memory.js";
-import { CANCELLED, keepFocus, NO_SCAN, showLeftOut, showProblem, showProgress } from "./notices.js";
+import { CANCELLED, keepFocus, NO_SCAN, showChoice, showLeftOut, showProblem, showProgress } from "./notices.js";
 import { listenForPrint } from "./paper.js";
 import { Queue, titleOf } from "./queue.js";
 import { Results } from "./results.js";
 import { listenForReview, showReview } from "./review.js";
 import { convertAnswer, generateScan, getReadiness, isPassing, listModels, POLL_MS, setKey } from "./service.js";
 import { makeViewer } from "./viewer.js";
-import { listenForViews, showPressed } from "./views.js";
+import { explain, listenForViews, showPressed } from "./views.js";
 
 const PHANTOM = "phantom"; // the model for generated scans
 const FIRST_SEED = 6; // a generated scan that lacks one of its structures
@@ -34,10 +34,10 @@ const results = new Results({
 });
 
 /** Open scans, not `others`: look at the first one, and request the landmarks of all, one after the other. */
-function open(files, others = [], model = chosenModel()) {
+function open(files, others = [], model = chosenModel(), choice = {}) {
   showLeftOut(others);
   if (!files.length) return showProblem(NO_SCAN);
-  look(queue.add(files, model));
+  look(queue.add(files, model, choice));
   work();
 }
 
@@ -85,10 +85,11 @@ async function present(entry) {
   if (entry !== queue.current) return;
   element("work").hidden = !["waiting", "working"].includes(entry.state);
   element("problem").hidden = !entry.problem;
+  showChoice(entry);
   if (entry.state === "waiting") showProgress({ stage: "waiting" });
   if (entry.state === "working" && entry.progress) showProgress(entry.progress);
   // Asked again, an answer would lose its corrections.
-  if (entry.problem) showProblem(entry.problem, entry.edits ? null : entry.choice);
+  if (entry.problem) showProblem(entry.problem, !entry.edits);
   keepFocus();
   const now = entry.state;
   const isNew = entry.edits && element("results").hidden;
@@ -241,14 +242,6 @@ async function showScan(entry) {
   }
 }
 
-/** Say why a scan is not shown; return whether it is, because there is nothing to say. */
-function explain(why) {
-  element("unseen").textContent = why;
-  element("unseen").hidden = !why;
-  element("views").hidden = element("hint").hidden = Boolean(why);
-  return !why;
-}
-
 /** Fill the list of models; rejects with `unauthorized` if the service needs a key. */
 async function loadModels() {
   const { models: all, keeps_cases } = await listModels();
@@ -330,7 +323,9 @@ function listen() {
   element("ask-choice").onsubmit = (event) => {
     event.preventDefault();
     const { name, valueAsNumber } = element("choice");
-    again([queue.current], { choice: { [name]: valueAsNumber } });
+    const [{ current }, choice] = [queue, { [name]: valueAsNumber }];
+    if (current.edits) open([current.file], [], current.model, choice); // beside it, with its corrections
+    else again([current], { choice });
   };
   element("ask-key").onsubmit = submitKey;
   window.addEventListener("beforeunload", (event) => {

@@ -52,9 +52,9 @@ export class Queue {
     return answers.some(({ edits }) => edits?.decided && edits.saved !== edits.landmarks);
   }
 
-  /** Append files to be answered by a model; return the first one's entry. */
-  add(files, model) {
-    const added = files.map((file) => ({ file, name: nameOf(file), model, choice: {}, kept: {}, ...UNANSWERED }));
+  /** Append files, or the frames or series of them that are chosen, to be answered by a model; return the first one's entry. */
+  add(files, model, choice) {
+    const added = files.map((file) => ({ file, name: nameOf(file), model, choice: { ...choice }, kept: {}, ...UNANSWERED }));
     this.entries.push(...added);
     this.render();
     return added[0];

@@ -1,4 +1,4 @@
-// The buttons above the scan: view, contrast and names.
+// The buttons above the scan: view, contrast and names; and why it is not shown.
 
 import { element } from "./element.js";
 
@@ -18,4 +18,12 @@ export function showPressed(group, name) {
   for (const button of element("views").querySelectorAll(`[data-${group}]`)) {
     button.setAttribute("aria-pressed", button.dataset[group] === name);
   }
+}
+
+/** Say why a scan is not shown; return whether it is, because there is nothing to say. */
+export function explain(why) {
+  element("unseen").textContent = why;
+  element("unseen").hidden = !why;
+  element("views").hidden = element("hint").hidden = Boolean(why);
+  return !why;
 }
