@@ -94,8 +94,9 @@ async function present(entry) {
   const now = entry.state;
   const isNew = entry.edits && element("results").hidden;
   if (isNew) setStatus(DRAWING); // over a slow line, the viewer may still be loaded
-  const visible = await state.shown;
-  if (entry !== queue.current || entry.state !== now) return;
+  const { shown } = state;
+  const visible = await shown;
+  if (shown !== state.shown || entry.state !== now) return; // looked at anew, it or another
   if (isNew) setStatus("");
   if (entry.edits) return isNew && showAnswer(entry, visible); // anew, the table would lose the focus
   // No scan is shown: show the drop area again.
@@ -230,15 +231,15 @@ function measureSoon(entry) {
 }
 
 /** Show a scan in the viewer; return whether it is shown. */
-async function showScan(entry) {
+async function showScan({ file, choice }) {
   await viewing;
   if (!state.viewer) return false;
   try {
-    await state.viewer.show(entry.file, entry.choice);
+    await state.viewer.show(file, choice);
     state.viewer.window("auto");
     return explain("");
   } catch (error) {
-    return entry === queue.current && explain(error.note ?? UNSEEN);
+    return error.name !== "AbortError" && explain(error.note ?? UNSEEN);
   }
 }
 

@@ -97,9 +97,9 @@ class Viewer {
       return await this.#load(file, suffix, choice.frame);
     } catch {
       // The service reads more than NiiVue, such as DICOM. It is sent once more, but not whenever it is shown.
-      const converted = this.#converted.get(choice) ?? (await convertScan(file, choice, signal));
+      const convert = () => convertScan(file, choice, signal).finally(() => signal.throwIfAborted());
+      const converted = this.#converted.get(choice) ?? (await convert());
       this.#converted.set(choice, converted);
-      signal.throwIfAborted();
       await this.#load(converted, "nii.gz");
     }
   }
