@@ -39,6 +39,7 @@ def main() -> None:
         choose(page, ACCEPTED)
         page.keyboard.press("a")
         page.uncheck("#names")  # With 45 names there is less to see.
+        page.wait_for_selector('#measurements[aria-busy="false"]')
         page.mouse.move(0, 0)
         page.screenshot(path=DOCS / "images" / "page.png")
         browser.close()
