@@ -1,44 +1,7 @@
-"""Every error that can leave the service, with its HTTP status and machine-readable code.
+"""Every error that can leave the service, with its HTTP status; ``docs/http.md`` lists their codes.
 
-::
-
-    LandmarkdError
-    ├── RequestError              the request is at fault; the answer says what was expected and got
-    │   ├── NotAVolume            400 not-a-volume         bytes of no format that is read here
-    │   ├── BrokenVolume          400 broken-volume        truncated, corrupt or too long
-    │   ├── NotAnArchive          400 not-an-archive       bytes are not a safetensors or npz file
-    │   ├── BrokenArchive         400 broken-archive       truncated, corrupt or encrypted
-    │   ├── Unauthorized          401 unauthorized         key missing or wrong
-    │   ├── Forbidden             403 forbidden            another's page, Host or case
-    │   ├── UnknownModel          404 unknown-model
-    │   ├── UnknownJob            404 unknown-job          none of this client's
-    │   ├── UnknownCase           404 unknown-case         no such case is kept
-    │   ├── UnknownFormat         406 unknown-format
-    │   ├── SlowUpload            408 slow-upload
-    │   ├── NotFinished           409 not-finished         a scan of a job, not settled yet
-    │   ├── WrongOffset           409 wrong-offset         a part of an upload that is not the next
-    │   ├── WrongTusVersion       412 wrong-tus-version    a version of tus that is not spoken
-    │   ├── TooLarge              413 too-large            bytes or voxels over a limit
-    │   ├── UnsupportedMediaType  415 unsupported-media-type
-    │   ├── BadGeometry           422 bad-geometry         affine, axes or units
-    │   ├── BadVoxels             422 bad-voxels           complex, RGB, nothing finite
-    │   ├── BadArrays             422 bad-arrays           names, shapes, types or values of votes
-    │   ├── BadParameter          422 bad-parameter        a query or form parameter
-    │   ├── HeadTooLarge          431 head-too-large       head or trailers over a limit
-    │   ├── ClientLeft            499 client-left          the client closed its connection
-    │   └── UnknownCoding         501 unknown-coding       a body coded for its transfer
-    ├── ServiceError              the service is at fault; try again later or elsewhere
-    │   ├── QueueFull             429 queue-full           carries retry_after_s
-    │   ├── NotConfigured         501 not-configured       no folder for jobs, or for cases
-    │   ├── NotReady              503 not-ready
-    │   ├── Draining              503 draining
-    │   ├── DeadlineExceeded      504 deadline-exceeded
-    │   ├── InsufficientMemory    507 does-not-fit         needs more memory than there is
-    │   └── NotStored             507 not-stored           no room, or the disk took no more
-    ├── GivenUp                   500 given-up             a job's scan that ends the process
-    ├── NetworkFailed             500 network-failed       the network raised or gave NaN
-    ├── ModelRefused              409 model-refused        a model folder that breaks the contract
-    └── StartupError              settings or device that cannot work
+A ``RequestError`` is the request's fault: its message says what was expected and what was got. At a
+``ServiceError`` the service is at fault, and another attempt, later or elsewhere, may succeed.
 """
 
 import re

@@ -266,7 +266,7 @@ class Engine:
             admitted: The request that makes them; it holds memory for all that until it ends.
 
         Raises:
-            LandmarkdError: See the tree in ``app.errors``.
+            LandmarkdError: Any kind of ``app.errors``.
         """
         if not self.loaded.is_set():
             raise NotReady("expected a ready service, got one that is loading its models")
