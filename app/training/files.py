@@ -58,16 +58,14 @@ def describe_unfinished(folder: Path) -> str | None:
     if (folder / "model.toml").exists() or not (folder / RECORD).exists():
         return None
     step = 0
-    try:
+    with refuse_damaged(folder / RECORD):
         steps = int(json.loads((folder / RECORD).read_text(encoding="utf-8"))["recipe"]["steps"])
-        if (folder / HISTORY).exists():
-            with (folder / HISTORY).open(encoding="utf-8", newline="") as lines:
-                step = max((int(row["step"]) for row in csv.DictReader(lines)), default=0)
-    except (ValueError, LookupError, TypeError) as error:
-        raise StartupError(
-            f"expected {RECORD} and {HISTORY} in {folder} as a training has written them, got "
-            f"{error!r}: restore them, or train into another folder"
-        ) from error
+    if (folder / HISTORY).exists():
+        with (
+            refuse_damaged(folder / HISTORY),
+            (folder / HISTORY).open(encoding="utf-8", newline="") as lines,
+        ):
+            step = max((int(row["step"]) for row in csv.DictReader(lines)), default=0)
     export = min((step // EXPORT_EVERY + 1) * EXPORT_EVERY, steps)
     return (
         f"{folder.name} is no model yet: its training stands at step {step} of {steps} and writes "

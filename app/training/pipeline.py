@@ -74,10 +74,7 @@ class Stage:
 def train_network(
     options: Options, stage: Stage, console: Console, only_check: bool = False
 ) -> bool:
-    """Check the data and train one of a model's networks.
-
-    Returns:
-        Whether everything is done; False if it was interrupted.
+    """Check the data and train one of a model's networks; False if that was interrupted.
 
     Raises:
         StartupError: The data are wrong, or the folder holds a checkpoint of another training, or a
@@ -113,7 +110,7 @@ def run_first(options: Options, plan: Plan, console: Console) -> bool:
             for one in files
         ]
         if options.mirror:
-            specimens = mirrored(specimens, mean_of(plan.split.train, names))
+            specimens = with_mirror_images(specimens, mean_of(plan.split.train, names))
         return train(new_network(options, plan.record, console), plan, specimens, console)
 
 
@@ -177,7 +174,7 @@ def run_refine(options: Options, plan: Plan, console: Console) -> bool:
             for one, mm in zip(files, spacings, strict=True)
         ]
         if options.mirror:
-            specimens = mirrored(specimens, mean)
+            specimens = with_mirror_images(specimens, mean)
         posed = [pose_specimen(one, mean) for one in specimens if has_pose(one.points, mean)]
         return train(new_network(options, plan.record, console), plan, posed, console)
 
@@ -329,20 +326,6 @@ def mean_of(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -> Point
     if max(int(np.isfinite(points).all(axis=1).sum()) for points in rows) < MIN_LANDMARKS:
         return None
     return mean_shape(rows)
-
-
-def mirrored(specimens: Sequence[Specimen], mean: Points | None) -> Sequence[Specimen]:
-    """Add the mirror image of every specimen.
-
-    Raises:
-        BadParameter: The landmarks have no symmetry.
-    """
-    if mean is None:
-        raise BadParameter(f"--mirror: expected at least {MIN_LANDMARKS} landmarks, got fewer")
-    try:
-        return with_mirror_images(specimens, mean)
-    except ValueError as error:
-        raise BadParameter(f"--mirror: {error}") from None
 
 
 def new_network(options: Options, record: Record, console: Console) -> nn.Module:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
 from app.settings import API_KEY, NO_PROXY, bearer, hide_password, service_url, spell_out
-from app.training.cli.arguments import FOLDER, Device, finite, make_console, require_extra
-from app.training.cli.train import INTERRUPTED, SAVED
+from app.training.cli.arguments import FOLDER, Device, make_console, require_extra
+from app.training.cli.train import INTERRUPTED, SAVED, Rate
 
 if TYPE_CHECKING:
     from app.training.learn import LearnOptions
@@ -43,7 +43,6 @@ Validate = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Optimiser steps of each network.")]
-Rate = Annotated[float, typer.Option(callback=finite, min=0, help="Peak learning rate.")]
 Watch = Annotated[
     bool, typer.Option("--watch", help="Go on, and learn again whenever cases have changed.")
 ]

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -29,6 +29,12 @@ FILTERS: Final = "24,48,96,128"
 
 NOWHERE: Final = Path(os.devnull, "model")
 """A model folder of which there is nothing, wherever the command is run."""
+
+
+def _share(text: str, **named: Any) -> Any:  # noqa: ANN401 - as typer's own
+    """Make an option of a share of the images, say: from 0 to 1."""
+    return typer.Option(callback=finite, min=0, max=1, help=text, **named)
+
 
 Scans = Annotated[
     Path, typer.Argument(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .zip.", **FOLDER)
@@ -115,22 +121,14 @@ PassPrecision = Annotated[
 Mirror = Annotated[bool, typer.Option("--mirror", help="Train on mirror images as well.")]
 Cuts = Annotated[
     float,
-    typer.Option(
-        callback=finite,
-        min=0,
-        max=1,
-        help="Share of the steps whose scans are truncated among the landmarks, like half scans.",
-    ),
+    _share("Share of the steps whose scans are truncated among the landmarks, like half scans."),
 ]
 CutMargin = Annotated[
     float,
-    typer.Option(
-        callback=finite,
-        min=0,
-        max=1,
-        metavar="SHARE",
-        help="Let half of the truncated scans end beyond the landmarks instead, by up to this "
+    _share(
+        "Let half of the truncated scans end beyond the landmarks instead, by up to this "
         "share of the landmarks' extent, for scans that end soon after them.",
+        metavar="SHARE",
     ),
 ]
 Scale = Annotated[
@@ -154,32 +152,23 @@ Elastic = Annotated[
 ]
 Contrast = Annotated[
     float,
-    typer.Option(
-        callback=finite,
-        min=0,
-        max=1,
-        help="Share of the images whose contrast is changed at random, inverted even, so that the "
-        "model works on other scanners and sequences.",
+    _share(
+        "Share of the images whose contrast is changed at random, inverted even, so that the "
+        "model works on other scanners and sequences."
     ),
 ]
 Degrade = Annotated[
     float,
-    typer.Option(
-        callback=finite,
-        min=0,
-        max=1,
-        help="Share of the images that are blurred and get noise at random, so that the model "
-        "works on scans that are worse.",
+    _share(
+        "Share of the images that are blurred and get noise at random, so that the model "
+        "works on scans that are worse."
     ),
 ]
 Reflect = Annotated[
     float,
-    typer.Option(
-        callback=finite,
-        min=0,
-        max=1,
-        help="Share of the images that go on beyond the scan's border as its reflection, so that "
-        "the model works on scans that show more.",
+    _share(
+        "Share of the images that go on beyond the scan's border as its reflection, so that "
+        "the model works on scans that show more."
     ),
 ]
 Field = Annotated[

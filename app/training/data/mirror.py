@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Int64
 
+from app.errors import BadParameter
 from app.geometry import Points
-from app.shapes import find_partners
+from app.shapes import MIN_LANDMARKS, find_partners
 from app.training.data.specimens import Specimen
 
 
@@ -30,13 +31,17 @@ def mirror(specimen: Specimen, partners: Int64[np.ndarray, " landmarks"]) -> Spe
     return replace(specimen, to_world=to_world, points=points, absent=absent)
 
 
-def with_mirror_images(specimens: Sequence[Specimen], mean: Points) -> tuple[Specimen, ...]:
+def with_mirror_images(specimens: Sequence[Specimen], mean: Points | None) -> tuple[Specimen, ...]:
     """Add the mirror image of every specimen.
 
     Raises:
-        ValueError: The mean shape is not symmetric.
+        BadParameter: There is no mean shape, or it is not symmetric.
     """
+    if mean is None:
+        raise BadParameter(f"--mirror: expected at least {MIN_LANDMARKS} landmarks, got fewer")
     partners = find_partners(mean)
     if partners is None:
-        raise ValueError("expected landmarks that are alike on both sides, found no symmetry")
+        raise BadParameter(
+            "--mirror: expected landmarks that are alike on both sides, found no symmetry"
+        )
     return (*specimens, *(mirror(specimen, partners) for specimen in specimens))

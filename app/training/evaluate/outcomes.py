@@ -103,10 +103,7 @@ class Measurement:
 
 
 def validate(
-    folder: Path,
-    specimens: Sequence[SpecimenFiles],
-    device: torch.device,
-    missing: Missing = "unknown",
+    folder: Path, specimens: Sequence[SpecimenFiles], device: torch.device
 ) -> tuple[Outcome, ...]:
     """Answer scans that a model was not trained on, and compare with their landmark files.
 
@@ -117,7 +114,7 @@ def validate(
     outcomes: list[Outcome] = []
     for files in specimens:
         try:
-            outcomes += validate_scan(detector, files.name, *read_in_frame(files), missing)
+            outcomes += validate_scan(detector, files.name, *read_in_frame(files))
         except LandmarkdError as error:
             raise BadParameter(
                 f"expected held-out scans that {folder} answers, got {files.name}: {error}"

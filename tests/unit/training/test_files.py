@@ -44,12 +44,17 @@ def test_a_model_and_a_folder_without_a_training_are_not_unfinished(tmp_path: Pa
     assert describe_unfinished(tmp_path) is None
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"recipe": {"steps": 10}}'])
-def test_damaged_files_of_an_unfinished_training_are_named(tmp_path: Path, record: str) -> None:
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [("", RECORD), ("[]", RECORD), ("{}", RECORD), ('{"recipe": {"steps": 10}}', HISTORY)],
+)
+def test_damaged_files_of_an_unfinished_training_are_named(
+    tmp_path: Path, record: str, named: str
+) -> None:
     """``landmarkd check`` ended in a traceback."""
     (tmp_path / RECORD).write_text(record)
     (tmp_path / HISTORY).write_text("step,score_loss\n50,1.0\n5?,1.0\n")
-    with pytest.raises(StartupError, match=rf"expected {RECORD} and {HISTORY} in .* got \w+Error"):
+    with pytest.raises(StartupError, match=rf"expected \S*/{named} as .* got \w+Error"):
         describe_unfinished(tmp_path)
 
 
