@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
+from app.errors import BadParameter
 from app.geometry import transform
 from app.shapes import find_partners
 from app.training.data.mirror import mirror, with_mirror_images
@@ -69,5 +70,5 @@ def test_mirror_images_double_the_subjects_of_a_symmetric_shape_only() -> None:
     one, two = with_mirror_images([specimen], shape)
     assert one is specimen
     assert two.points[0].tolist() == [-shape[6, 0], *shape[6, 1:]]
-    with pytest.raises(ValueError, match="symmetry"):
+    with pytest.raises(BadParameter, match="symmetry"):
         with_mirror_images([specimen], np.random.default_rng(4).uniform(-9, 9, (15, 3)))
