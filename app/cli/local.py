@@ -28,9 +28,6 @@ def first_device(settings: Settings) -> torch.device:
 def load_model(folder: Path, settings: Settings) -> LoadedModel:
     """Load a model folder as the service does, on its first device; sets the number of threads.
 
-    Returns:
-        The model, which has passed its self-check.
-
     Raises:
         ModelRefused: The folder cannot be used.
         StartupError: This machine has no such device, or lets no thread start.

@@ -94,9 +94,6 @@ class Devices:
         Args:
             load_on: Loads it on a ``torch.device``; its argument ``on_device`` is an ``OnDevice``.
 
-        Returns:
-            The model, with its copies.
-
         Raises:
             ModelRefused: It is refused on one of them, or its folder changed meanwhile.
             NotReady: All are lost.

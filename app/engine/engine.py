@@ -310,9 +310,6 @@ class Engine:
             result_bytes: Returns how many of these its result takes.
             timeout_s: As for ``detect``; None: the setting of that name.
 
-        Returns:
-            What the work returns.
-
         Raises:
             TooLarge: It would need more memory than all requests may take together.
             DeadlineExceeded: It took longer.

@@ -40,9 +40,6 @@ class HostPool:
                 raises once nobody waits for the result any more.
             deadline: On the event loop's clock.
 
-        Returns:
-            What the function returns.
-
         Raises:
             DeadlineExceeded: There was no result until the deadline.
             Draining: The pool was closed before the function was called.

@@ -171,11 +171,6 @@ class Scheduler(Generic[Request]):
     def add_tiles(self, request: Request, lane: Hashable, tiles: int) -> None:
         """Add the tiles of a request, or those of its next pass once all before them are taken.
 
-        Args:
-            request: The request, which is in the scheduler.
-            lane: Lane of its tiles.
-            tiles: How many there are.
-
         Raises:
             ValueError: There are no tiles, or earlier ones still wait.
         """
@@ -219,11 +214,6 @@ class Scheduler(Generic[Request]):
 
     def estimate_cost(self, lane: Hashable, tiles: int, client: Hashable = None) -> float:
         """Estimate the cost of everything that runs until a new request's last tile has run.
-
-        Args:
-            lane: Lane of the request.
-            tiles: How many tiles it would have.
-            client: Who sends it.
 
         Returns:
             Cost of its tiles, of as many of the client's other requests as come in turn, and of

@@ -73,9 +73,6 @@ def load_data(path: Path, allowed: Sequence[Any] = ()) -> dict[str, Any]:
         path: The file.
         allowed: What else it may call; see ``torch.serialization.safe_globals``.
 
-    Returns:
-        Its content.
-
     Raises:
         Exception: One of ``UNREADABLE``, if it holds anything else.
     """
@@ -157,9 +154,6 @@ def write_folder(
         origin: Where the model comes from, for the card.
         fill: Writes the network into the folder.
         allow_torchscript: Whether its program may be TorchScript.
-
-    Returns:
-        The folder.
 
     Raises:
         BadParameter: The output exists.

@@ -99,9 +99,6 @@ def import_monai(
         ignored: Names of transforms that may be left out.
         allow_torchscript: Whether the network may be TorchScript.
 
-    Returns:
-        The folder.
-
     Raises:
         BadParameter: An option does not fit, one is needed, or the output exists.
         ModelRefused: The bundle cannot be served; the reason is named.

@@ -122,9 +122,6 @@ def import_nnunet(
             nnLandmark's.
         version: Of the model.
 
-    Returns:
-        The folder.
-
     Raises:
         BadParameter: An option does not fit, or the output exists.
         ModelRefused: The training cannot be served; the reason is named.

@@ -49,9 +49,6 @@ def pack_model(folder: Path, output: Path | None = None, tables: bool = False) -
         output: File to write; None: ``NAME-VERSION.zip`` in the working directory.
         tables: Whether to pack ``find_tables`` as well.
 
-    Returns:
-        The file.
-
     Raises:
         ModelRefused: The folder is no model, or its version cannot be part of a name.
         BadParameter: The output exists, or a table lies too deep in the folder.

@@ -68,9 +68,6 @@ def read_plan(plans: Json, dataset: Json, configuration: str, orientation: str |
         orientation: Where the axes i, j, k of the training scans' files point to; None: they were
             reoriented as they were read.
 
-    Returns:
-        The plan.
-
     Raises:
         ModelRefused: The network is none for scans of one channel, or the files lack something.
         BadParameter: The orientation is needed, or not one.

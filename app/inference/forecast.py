@@ -95,9 +95,6 @@ def forecast(
         heatmaps: How many are made of its votes.
         check_cancelled: As for ``read_volume``.
 
-    Returns:
-        The forecast.
-
     Raises:
         RequestError: As ``read_volume``, where the header tells enough.
         TooLarge: The grid is larger than the model allows, or than one tile if it takes no more.

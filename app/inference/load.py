@@ -39,9 +39,6 @@ def load_checked(
         on_device: Calls what touches the device on the thread that owns it, piece by piece, so that
             other work goes on in between; all else is done in the calling thread.
 
-    Returns:
-        The model.
-
     Raises:
         ModelRefused: The folder cannot be used; the key and the reason are named.
         NotReady: The device's thread has ended.

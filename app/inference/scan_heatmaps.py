@@ -63,9 +63,6 @@ def write_scan_heatmaps(
         shape: Of the scan.
         affine: Of the scan; the file has the same.
         check_cancelled: Is called between slabs; ends the work by raising.
-
-    Returns:
-        The file.
     """
     chosen = [landmarks] if isinstance(landmarks, int) else landmarks
     axes = shape if isinstance(landmarks, int) else (*shape, len(chosen))

@@ -137,10 +137,6 @@ def read_placed(path: Path, version: str) -> frozenset[str] | None:
 
     Points that nobody has moved are the answers of that version, and favour what answers alike.
 
-    Args:
-        path: The landmark file.
-        version: Of the model.
-
     Returns:
         Their names; None if this version answered, or the file does not say which: all points say
         something of it.

@@ -29,9 +29,6 @@ def read_files(
         sha256: The hash that the section of that key promises, in hexadecimal, of the files one
             after the other; None: no promise.
 
-    Returns:
-        The content of each file.
-
     Raises:
         ModelRefused: There is no such file, it leaves the folder, or they have another hash.
     """

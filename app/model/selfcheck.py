@@ -53,9 +53,6 @@ def check_noise(manifest: Manifest, network: Network, expected: Samples | None) 
         network: On the device and in the precision to be checked.
         expected: What to compare the answer with; None: any answer of the right shape will do.
 
-    Returns:
-        The answer.
-
     Raises:
         ModelRefused: The answer differs by more than the tolerance or has another shape than
             promised, or the network raises.

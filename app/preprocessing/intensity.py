@@ -49,9 +49,6 @@ def normalise_(
         values: Voxel values, float32; they are overwritten.
         intensity: The rule.
         window: What ``find_window`` returns for the rule; None: it is found here.
-
-    Returns:
-        The same tensor.
     """
     if intensity.method == "none":
         return values

@@ -345,11 +345,6 @@ def plan_networks(
 
     Their mean shapes stay: a few cases are no better ones, and second networks know one pose only.
 
-    Args:
-        options: As for ``fine_tune``.
-        checked: The data.
-        chosen: Training and held-out cases.
-
     Returns:
         The options and the plan of the first network, and of the second one if there is one.
     """
@@ -379,10 +374,6 @@ def remember_held_out(plan: Plan, start: Path) -> Plan:
     """Record what was held out for the version before, too, where it is not at hand this time.
 
     Else it would be trained on as soon as it is.
-
-    Args:
-        plan: Of the next version.
-        start: Folder of the network that it starts from.
     """
     record, before = plan.record, read_record(start) or {}
     known = {*record.train, *record.held_out}

@@ -58,9 +58,6 @@ async def read_upload(
         check_head: Called once with the first ``HEAD_BYTES`` of the file, or with all of a shorter
             one; raises to refuse the file before the rest is received.
 
-    Returns:
-        The uploaded file.
-
     Raises:
         TooLarge: The body is over the limit.
         QueueFull: The bodies of all requests are.

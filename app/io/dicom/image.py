@@ -141,11 +141,6 @@ class Image:
 def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]) -> Image | None:
     """Read what a file says about its images, up to its pixels.
 
-    Args:
-        file: Any file.
-        index: Of it, for its planes.
-        check_cancelled: Called now and then.
-
     Returns:
         Its images; None if it is not DICOM, or has no pixels.
 

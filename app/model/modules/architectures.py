@@ -81,9 +81,6 @@ def build_network(
 ) -> nn.Module:
     """Call an allow-listed constructor, for given weights, which the network does not have yet.
 
-    Returns:
-        The network, in float32.
-
     Raises:
         ModelRefused: The class or an argument is not allowed, or the constructor refuses it.
     """

@@ -114,9 +114,6 @@ def counted(
         kept: Scans that people have corrected, with the names of the points that count; None: all
             count. All is known of other scans.
         voxel_mm: Of the finest grid.
-
-    Returns:
-        The outcomes that count, of both.
     """
     olds, news = [], []
     for old, new in zip(before, after, strict=True):

@@ -47,10 +47,6 @@ def compare_measurements(
 ) -> tuple[Deviation, ...]:
     """Measure between the points of the answers and between the true ones.
 
-    Args:
-        specs: What to measure.
-        outcomes: Of all landmarks of some scans.
-
     Returns:
         One deviation for each scan and measurement whose points are all present and found.
     """

@@ -71,9 +71,6 @@ def find_pose(detector: Detector, volume: Volume, points: Points, poses: int) ->
         points: Its landmarks, in mm, in a frame that is right up to a rotation and a shift.
         poses: Number of random poses of the scan.
 
-    Returns:
-        The moved points, and how well they fit.
-
     Raises:
         ValueError: The model finds fewer than four landmarks.
     """
