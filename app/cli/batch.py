@@ -31,6 +31,7 @@ from app.io import (
     MEASUREMENT_COLUMNS,
     AnswerFormat,
     LandmarksAnswer,
+    csv_text,
     name_in_utf8,
     write_long,
     write_measurements,
@@ -167,10 +168,8 @@ class LongTable(Sink):
             mode = "r+" if self._kept else "w"
             lines = [*(self._kept or [self._columns]), *lines]
             self._kept = None
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
         with self._target.open(mode, encoding="utf-8", newline="") as file:
-            file.write(text.getvalue())  # In one piece, so that hardly anything is ever cut off.
+            file.write(csv_text(lines))  # In one piece, so that hardly anything is ever cut off.
             if mode == "r+":
                 file.truncate()
 

@@ -124,7 +124,7 @@ def write_fcsv(answer: LandmarksAnswer) -> bytes:
         rows.append((number, *position, *flags, landmark.name, description, "", status, 0))
     told = (*answer.warnings, *map(_measured, answer.measurements))
     remarks = "".join(f"# {line}\n" for one in told for line in wrap(one, 250))
-    return (FCSV_HEADER + remarks).encode() + _table(rows, ",")
+    return (FCSV_HEADER + remarks + csv_text(rows)).encode()
 
 
 def write_table(answer: LandmarksAnswer, separator: str = ",") -> bytes:
@@ -133,7 +133,7 @@ def write_table(answer: LandmarksAnswer, separator: str = ",") -> bytes:
     for landmark in answer.landmarks:
         defined, position = int(landmark.lps_mm is not None), landmark.lps_mm or (0, 0, 0)
         rows.append((landmark.name, *position, defined, 1, 1, 0, _described(landmark)))
-    return _table(rows, separator)
+    return csv_text(rows, separator).encode()
 
 
 def write_long(answer: LandmarksAnswer) -> bytes:
@@ -150,7 +150,7 @@ def write_long(answer: LandmarksAnswer) -> bytes:
         )
         for one in answer.landmarks
     )
-    return _table(rows, ",")
+    return csv_text(rows).encode()
 
 
 def write_measurements(answer: LandmarksAnswer) -> bytes:
@@ -160,7 +160,7 @@ def write_measurements(answer: LandmarksAnswer) -> bytes:
     for one in answer.measurements:
         told = (*(one.interval95 or ("", "")), one.reason, one.description, warnings)
         rows.append((one.name, one.value, one.unit, *told))
-    return _table(rows, ",")
+    return csv_text(rows).encode()
 
 
 def read_landmarks(path: Path, *, undefined: bool = False) -> dict[str, RasPoint]:
@@ -291,10 +291,11 @@ def _markups(
     return json.dumps({"@schema": MARKUPS_SCHEMA, "markups": [markup]}, indent=1)
 
 
-def _table(rows: Iterable[Iterable[object]], separator: str) -> bytes:
+def csv_text(rows: Iterable[Iterable[object]], separator: str = ",") -> str:
+    """Write rows of cells as a table."""
     text = io.StringIO()
     csv.writer(text, delimiter=separator, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+    return text.getvalue()
 
 
 def _by_name(points: Iterable[FilePoint]) -> dict[str, FilePoint]:

@@ -4,8 +4,6 @@ Coordinates are in mm, RAS of each scan. A missing point is NA, as geomorph read
 number that the first line names, as in NTSYS.
 """
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -14,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from app.errors import BadParameter
+from app.io import csv_text
 from app.shapes.cohort import Cohort
 
 NTS_MISSING: Final = -9999
@@ -72,9 +71,7 @@ def write_csv(cohort: Cohort) -> str:
     columns = [f"{name}_{axis}" for name in cohort.landmarks for axis in "xyz"]
     flat = cohort.points.reshape(len(cohort.specimens), -1)
     rows = [[name, *map(_number, row)] for name, row in zip(cohort.specimens, flat, strict=True)]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([["specimen", *columns], *rows])
-    return text.getvalue()
+    return csv_text([["specimen", *columns], *rows])
 
 
 COHORT_FORMATS: Final[Mapping[str, Callable[[Cohort], str]]] = MappingProxyType(

@@ -1,7 +1,5 @@
 """A cohort's shapes -> a folder: one HTML page, the scores and the mean shape."""
 
-import csv
-import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from app.durable import write_file
-from app.io import markups_json
+from app.io import csv_text, markups_json
 from app.report import (
     BLUE,
     GREY,
@@ -55,13 +53,11 @@ def write_shape_report(cohort: Cohort, folder: Path) -> ShapeSpace:
 
 def _write_scores(space: ShapeSpace) -> str:
     names = [f"PC{number}" for number in range(1, len(space.explained) + 1)]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["specimen", "centroid_size_mm", "procrustes_distance", *names])
+    rows = [["specimen", "centroid_size_mm", "procrustes_distance", *names]]
     for row, name in enumerate(space.specimens):
         numbers = [space.size_mm[row], space.distance[row], *space.scores[row]]
-        table.writerow([name, *(f"{number:.8g}" for number in numbers)])
-    return text.getvalue()
+        rows.append([name, *(f"{number:.8g}" for number in numbers)])
+    return csv_text(rows)
 
 
 def _parts(cohort: Cohort, space: ShapeSpace, outliers: Sequence[Outlier] | None) -> list[str]:

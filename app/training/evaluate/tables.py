@@ -1,7 +1,5 @@
 """Outcomes -> tables of metrics, for the terminal and as CSV files."""
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +11,7 @@ from rich.table import Column, Table
 
 from app.durable import write_file
 from app.errors import show_controls
+from app.io import csv_text
 from app.training.data.issues import LINE_NAMES, print_warning, shorten
 from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import (
@@ -189,6 +188,4 @@ def _point(point: np.ndarray | None) -> list[str]:
 
 def write_csv(path: Path, lines: Iterable[Sequence[object]]) -> None:
     """Write lines of cells as a CSV file, whole or not at all."""
-    text = io.StringIO()
-    csv.writer(text).writerows(lines)
-    write_file(path, text.getvalue().encode())
+    write_file(path, csv_text(lines).encode())

@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 
-from app.durable import replacing
+from app.durable import replacing, write_file
+from app.io import csv_text
 from app.training.files import CURVES, HISTORY, refuse_damaged
 
 SIZE_INCHES: Final = (7.0, 7.0)
@@ -60,13 +61,8 @@ def read_history(folder: Path, steps: int) -> list[HistoryRow]:
 
 def write_history(folder: Path, rows: Sequence[HistoryRow]) -> None:
     """Write the history as a table; what was not measured is empty."""
-    with (
-        replacing(folder / HISTORY) as path,
-        path.open("w", encoding="utf-8", newline="") as lines,
-    ):
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow([field.name for field in fields(HistoryRow)])
-        writer.writerows(["" if x is None else x for x in astuple(row)] for row in rows)
+    columns = [field.name for field in fields(HistoryRow)]
+    write_file(folder / HISTORY, csv_text([columns, *map(astuple, rows)]).encode())
 
 
 def draw_curves(folder: Path, rows: Sequence[HistoryRow], title: str) -> None:
