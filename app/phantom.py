@@ -16,6 +16,7 @@ from blake3 import blake3
 from jaxtyping import Float64
 
 from app.durable import write_file
+from app.errors import BadParameter
 from app.geometry import Affine, Points, spacing_of, transform, translation
 from app.io import Volume, markups_json, write_gzip, write_nifti
 
@@ -101,10 +102,10 @@ def write_phantom(phantom: Phantom, path: Path) -> Path:
         The path of the landmark file: the scan's, ending in ``.mrk.json`` instead.
 
     Raises:
-        ValueError: The path has another ending.
+        BadParameter: The path has another ending.
     """
     if not path.name.endswith(".nii.gz"):
-        raise ValueError(f"expected a path ending in .nii.gz, got {path.name}")
+        raise BadParameter(f"expected a name ending in .nii.gz, got {path.name}")
     truth = path.with_name(path.name.removesuffix(".nii.gz") + ".mrk.json")
     write_file(path, scan_bytes(phantom))
     write_file(truth, markups_json(phantom.names, phantom.points).encode())

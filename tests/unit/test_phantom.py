@@ -8,6 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from app.errors import BadParameter
 from app.geometry import spacing_of, transform
 from app.io.slicer import read_landmarks
 from app.phantom import (
@@ -122,7 +123,7 @@ def test_a_scan_for_which_there_is_no_room_leaves_no_part_of_it(tmp_path: Path) 
 
 
 def test_a_path_of_another_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ending in \.nii\.gz, got scan\.nii$"):
+    with pytest.raises(BadParameter, match=r"ending in \.nii\.gz, got scan\.nii$"):
         write_phantom(make_phantom(8), tmp_path / "scan.nii")
 
 

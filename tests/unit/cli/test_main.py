@@ -343,7 +343,7 @@ def test_phantom_writes_a_scan_and_its_truth(tmp_path: Path) -> None:
 def test_phantom_needs_the_name_of_a_scan(name: str, tmp_path: Path) -> None:
     result = run("phantom", tmp_path / name)
     assert result.exit_code == 1
-    assert "expected a name ending in .nii.gz" in result.stderr
+    assert "expected a name ending in .nii.gz" in str(result.exception)
 
 
 def test_taken_port_is_a_clear_message(models: Path) -> None:
