@@ -22,15 +22,10 @@ class RequestRecord:
     """Content of a request's log line, filled in while the request is handled.
 
     Attributes:
-        request_id: As in the answer.
-        method: HTTP method.
         route: The route's template, never the requested path.
         status: HTTP status; 499 if the client left before it had the answer.
         code: ``ok``, ``KEPT_PROBLEM`` or the problem's code.
         ms: Time from the head of the request to the end of the response.
-        model: Name of the model.
-        bytes: Size of the uploaded file.
-        shape: Shape of its volume.
     """
 
     request_id: str

@@ -51,10 +51,7 @@ class DeviceLoop:
         on_lost: Called if the device cannot be used any more.
 
     Attributes:
-        device: The device.
         index: Of the device among those of the process.
-        sizes: Its batch sizes.
-        queue: What waits for it.
         unhealthy_reason: Why it runs no tiles; None if it does.
         lost: Whether it cannot be used any more in this process.
     """

@@ -69,8 +69,6 @@ class Engine:
         on_lost: Called if no device can be used any more.
 
     Attributes:
-        devices: The devices.
-        registry: The models.
         admission: The bounds of what is in progress.
         limits: Of the scans.
         max_body_bytes: Maximum size of a request's body.

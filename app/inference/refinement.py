@@ -28,8 +28,6 @@ class Refiner:
     """The second-stage model, and the pose in which its network sees a scan.
 
     Attributes:
-        model: The model.
-        shape: Its mean shape.
         tolerance_mm: Largest error of a landmark that the first stage has found.
 
     Raises:

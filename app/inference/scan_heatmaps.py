@@ -32,7 +32,6 @@ class VoteMap:
     """The votes of a pass over a scan, on the host.
 
     Attributes:
-        votes: All of them.
         readout: The grid that they point into.
         to_volume: Its voxel index -> index of the uploaded array.
     """

@@ -41,9 +41,7 @@ class JobFolder:
         max_share: The part of ``max_bytes`` that one owner may take.
 
     Attributes:
-        files: The scans.
         usage: What is kept, as of the last change.
-        ttl_s: As given.
 
     Raises:
         StartupError: The folder cannot be used, or another process uses it.

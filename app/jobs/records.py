@@ -55,8 +55,6 @@ class KeptJob:
     """A job, as far as it is.
 
     Attributes:
-        id: Of the job.
-        model: Name of the model.
         created_s: When it was accepted, in seconds since 1970.
         finished_s: When its last scan was settled; None: it is not finished.
         counts: Number of its scans in each state.

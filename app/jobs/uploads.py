@@ -37,7 +37,6 @@ class OpenUpload:
 
     Attributes:
         id: Of the upload, and of the job that it becomes.
-        order: What is to be found.
         length: Bytes of the whole file.
         offset: Bytes that have arrived.
         accepted: Whether it has become a job.

@@ -56,13 +56,11 @@ class LearnOptions:
     """The options of ``landmarkd learn``.
 
     Attributes:
-        folder: The model folder.
         cases: The model's folder in a store.
         old: Folders of scans and of landmark files that the model was trained on, if at hand.
         hold_out: Names of old scans that it was not trained on, besides those of its record.
         steps: Optimiser steps of each network.
         rate: Peak learning rate.
-        device: As the command names it.
     """
 
     folder: Path

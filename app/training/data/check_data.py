@@ -28,7 +28,6 @@ class CheckedData:
         specimens: Those that can be read.
         names: Landmark names, in order of first appearance.
         robust_shape: Their median constellation; None if there are too few specimens.
-        issues: What is wrong or worth knowing.
     """
 
     specimens: tuple[SpecimenSummary, ...]
