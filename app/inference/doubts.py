@@ -234,16 +234,14 @@ def compare_upside_down(
     mass, other = _sum_mass(upright), _sum_mass(upside_down)
     if other <= mass:
         return ()
-    share = 100 * other / max(mass, 1e-9)
-    return (
-        f"upside down, the scan has {share:.0f} % as many votes; does it lie as the file says?",
-    )
+    many = f"{100 * other / mass:.0f} % as many" if mass else "more"
+    return (f"upside down, the scan has {many} votes; does it lie as the file says?",)
 
 
 def _sum_mass(landmarks: Sequence[Landmark]) -> float:
-    """Add up the mass of the landmarks that agree with the fitted shape."""
-    agree = (one for one in landmarks if one.ras_mm is not None and one.expected_ras_mm is None)
-    return sum(one.mass for one in agree)
+    """Add up the mass of the landmarks that agree with the fitted shape; 0 if none was fitted."""
+    fitted = (one for one in landmarks if one.from_shape_mm is not None)
+    return sum(one.mass for one in fitted if one.expected_ras_mm is None)
 
 
 def _box(voxels: np.ndarray, centre: Point, reach: Point) -> np.ndarray:

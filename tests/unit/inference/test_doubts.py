@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from app.geometry import transform, translation
-from app.inference.doubts import doubt_extent, doubt_proportions, shows_any
+from app.geometry import Points, transform, translation
+from app.inference.doubts import (
+    compare_upside_down,
+    doubt_extent,
+    doubt_proportions,
+    shows_any,
+)
 from app.io.volume import Volume
-from app.model import Shape, ShapeSpec
+from app.model import LandmarkSpec, Shape, ShapeSpec
+from app.voting import GridFrame, Landmark, Layout, Readout, filter_votes, locate, make_field
 from tests.unit.inference.test_refinement import landmark, noise
 
 KEYS: dict[str, Any] = {"mean": "shape.safetensors", "sha256": "0" * 64, "tolerance_mm": 8.0}
@@ -125,3 +131,37 @@ def test_a_slab_of_a_tilted_gantry_is_as_thick_as_its_faces_are_apart() -> None:
     volume = Volume(noise((60, 60, 22)), tilted)
     (doubt,) = doubt_extent(volume, ShapeSpec(**KEYS, min_extent_mm=30.0))
     assert "the scan is 28.6 mm thick" in doubt
+
+
+def located(places: Points, shape: Shape) -> tuple[Landmark, ...]:
+    """Locate landmarks of which each has one mode; those outside the grid have none."""
+    grid, count = (24, 24, 40), len(places)
+    voxels = np.moveaxis(np.indices(grid), 0, -1)
+    away = places[:, None, None, None] - voxels
+    inside = np.all((places >= 2.0) & (places <= np.array(grid) - 3.0), axis=1)
+    near = (np.linalg.norm(away, axis=-1) <= 3.0) & inside[:, None, None, None]
+    offsets = np.moveaxis(away, -1, 0).reshape(-1, *grid)
+    field = make_field(
+        probs=(0.6 * near).astype(np.float32),
+        offsets=offsets.astype(np.float32),
+        layout=Layout(channels="first"),
+    )
+    specs = [LandmarkSpec(name=str(number)) for number in range(count)]
+    readout = Readout(count, grid, (1.0, 1.0, 1.0), 3.0)
+    frame = GridFrame(np.eye(4), np.eye(4))
+    return locate(filter_votes(field, 0.5), readout, frame, specs, shape)
+
+
+def test_a_scan_is_upside_down_where_more_votes_fit_together_so_and_not_where_there_are_more() -> (
+    None
+):
+    random = np.random.default_rng(3)
+    mean = random.uniform(-1.0, 1.0, (10, 3)) * [8.0, 8.0, 16.0]
+    shape, middle = Shape(mean, tolerance_mm=2.0), np.array([11.5, 11.5, 19.5])
+    whole, cut = (located(mean + middle + [0.0, 0.0, up], shape) for up in (0.0, 15.0))
+    anyhow = located(random.uniform([3, 3, 3], [20, 20, 36], (10, 3)), shape)
+    assert sum(one.status == "detected" for one in cut) in range(4, 9)
+    assert sum(one.mass for one in anyhow) > sum(one.mass for one in cut)
+    assert compare_upside_down(cut, anyhow) == ()
+    assert "% as many votes" in " ".join(compare_upside_down(cut, whole))
+    assert "has more votes" in " ".join(compare_upside_down(anyhow, cut))
