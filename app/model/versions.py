@@ -42,9 +42,9 @@ def newest_first(folders: Iterable[str]) -> list[str]:
     That is the folder without a version, then the highest one.
     """
 
-    def age(folder: str) -> tuple[bool, VersionKey]:
+    def age(folder: str) -> tuple[bool, VersionKey, str]:
         version = split_name(folder)[1]
-        return version is None, version_key(version or "")
+        return version is None, version_key(version or ""), folder
 
     return sorted(sorted(folders, key=age, reverse=True), key=lambda one: split_name(one)[0])
 

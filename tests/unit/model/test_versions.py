@@ -40,7 +40,7 @@ def test_name_without_a_version_means_the_newest() -> None:
 
 
 def test_folders_are_listed_by_name_the_newest_version_first() -> None:
-    ordered = ["a", "a@10.0", "a@9.0", "a@9.0-rc1", "a@", "a-b@1", "b@2", "b@1"]
+    ordered = ["a", "a@10.0", "a@9.0+y", "a@9.0+x", "a@9.0-rc1", "a@", "a-b@1", "b@2", "b@1"]
     assert newest_first(sorted(ordered)) == newest_first(ordered[::-1]) == ordered
 
 
