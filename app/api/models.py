@@ -1,5 +1,6 @@
 """``/v1/models``: the models of the service, listed, described and loaded again."""
 
+from contextlib import suppress
 from typing import Final
 
 from fastapi import APIRouter, Depends
@@ -7,7 +8,7 @@ from fastapi import APIRouter, Depends
 from app.api.dependencies import SharedDep, require_admin_key, require_api_key
 from app.api.openapi import problems
 from app.engine import DeviceLoop, Engine
-from app.errors import NotReady
+from app.errors import NotReady, UnknownModel
 from app.io import (
     DeviceInfo,
     LandmarkInfo,
@@ -29,12 +30,16 @@ models_router: Final = APIRouter(tags=["models"])
     responses=problems(401),
 )
 async def list_models(shared: SharedDep) -> ModelsAnswer:
-    """List all model folders, the newest first; those that were refused with the reason."""
+    """List all model folders: the default first, then the newest; those refused with the reason."""
     engine = shared.engine
     summaries = []
     statuses = engine.readiness().models
-    for name in newest_first(statuses):
-        model = engine.registry.models.get(name)
+    models, default = engine.registry.models, None
+    if shared.settings.default_model:
+        with suppress(UnknownModel):  # it was refused, or is not loaded yet
+            default = engine.registry.get()
+    for name in sorted(newest_first(statuses), key=lambda one: models.get(one, one) is not default):
+        model = models.get(name)
         summaries.append(
             ModelSummary(
                 name=name,

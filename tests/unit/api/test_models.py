@@ -167,8 +167,11 @@ def test_models_are_listed_and_described(client: TestClient) -> None:
     assert (device.name, device.status, device.precision) == ("cpu", "ready", "float32")
 
 
-def test_newest_version_is_listed_first_as_the_page_chooses_it(tmp_path: Path) -> None:
-    """By their texts, the page's first choice was the oldest."""
+@pytest.mark.parametrize("default", [None, f"{MODEL}@9.2.0", MODEL, "zz-refused"])
+def test_default_and_newest_versions_are_listed_first_as_the_page_chooses(
+    tmp_path: Path, default: str | None
+) -> None:
+    """By their texts, the page's first choice was the oldest; it was never the default."""
     toy = toy_models(tmp_path) / MODEL
     ordered = [f"{MODEL}@{version}" for version in ("10.0.0", "9.10.0", "9.2.0")]
     for name in ordered:
@@ -177,10 +180,15 @@ def test_newest_version_is_listed_first_as_the_page_chooses_it(tmp_path: Path) -
         changed = re.sub(r'(?m)^version = ".*"$', f'version = "{name.partition("@")[2]}"', text)
         (folder / "model.toml").write_text(changed, encoding="utf-8")
     shutil.rmtree(toy)
-    with running(toy_settings(tmp_path)) as client:
+    (tmp_path / "zz-refused").mkdir()
+    (tmp_path / "zz-refused" / "model.toml").touch()
+    with running(toy_settings(tmp_path, default_model=default)) as client:
         listed = client.get("/v1/models").json()["models"]
         document = client.get("/openapi.json").json()
-    assert [(one["name"], one["status"]) for one in listed] == [(name, "ready") for name in ordered]
+    by_name = [*ordered, "zz-refused"]
+    first = ordered[2] if default == ordered[2] else ordered[0]
+    assert [one["name"] for one in listed] == sorted(by_name, key=lambda one: one != first)
+    assert {one["name"] for one in listed if one["status"] == "ready"} == set(ordered)
     offered = document["paths"][URL]["post"]["parameters"]
     (model,) = (one["schema"] for one in offered if one["name"] == "model")
     assert model["enum"] == [MODEL, *ordered]
