@@ -21,16 +21,8 @@ Browser: TypeAlias = "sync_api.Browser"
 Page: TypeAlias = "sync_api.Page"
 Route: TypeAlias = "sync_api.Route"
 
-# The one without windows takes two thirds of the processor's time of the other.
 CHROMIUM: Final = next(
-    filter(
-        None,
-        map(
-            shutil.which,
-            ("chromium-headless-shell", "chromium", "chromium-browser", "chrome"),
-        ),
-    ),
-    None,
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
 )
 # WebGL 2 without a graphics card; the sandbox does not work for root.
 FLAGS: Final = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
