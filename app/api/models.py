@@ -38,7 +38,10 @@ async def list_models(shared: SharedDep) -> ModelsAnswer:
     if shared.settings.default_model:
         with suppress(UnknownModel):  # it was refused, or is not loaded yet
             default = engine.registry.get()
-    for name in sorted(newest_first(statuses), key=lambda one: models.get(one, one) is not default):
+    names = newest_first(statuses)
+    if default is not None:
+        names.sort(key=lambda name: models.get(name) is not default)
+    for name in names:
         model = models.get(name)
         summaries.append(
             ModelSummary(
