@@ -1,5 +1,6 @@
 """Detection -> LandmarksAnswer: the JSON that clients get."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -154,7 +155,7 @@ def _candidate(candidate: Candidate) -> CandidateAnswer:
 
 
 def _finite(value: float | None) -> float | None:
-    return float(value) if value is not None and np.isfinite(value) else None
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _triple(point: Point | tuple[float, ...]) -> Triple:
@@ -164,7 +165,7 @@ def _triple(point: Point | tuple[float, ...]) -> Triple:
 
 
 def _finite_triple(point: Point | None) -> Triple | None:
-    return _triple(point) if point is not None and np.isfinite(point).all() else None
+    return _triple(point) if point is not None and all(map(math.isfinite, point)) else None
 
 
 def _lps(ras_mm: Point | None) -> Triple | None:
