@@ -235,11 +235,11 @@ def _sample(field: Field, indices: Samples) -> dict[str, Tensor]:
     samples = {}
     for kind in KINDS:
         values: Tensor = getattr(field, kind)
-        at = torch.unravel_index(indices[f"{kind}_index"].to(values.device), values.shape)
-        samples[kind] = values[at].float()
+        at = indices[f"{kind}_index"].to(values.device)
+        samples[kind] = values.take(at).float()
         if kind == "offsets":
             scale = torch.tensor(field.offset_scale, device=values.device)
-            samples[kind] *= scale[at[0]]
+            samples[kind] *= scale[at // values[0].numel()]
     return {kind: values.cpu() for kind, values in samples.items()}
 
 

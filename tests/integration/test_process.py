@@ -279,6 +279,17 @@ def test_garbage_collection_is_enabled_once_ready_without_objects_of_the_startup
         service.kill()
 
 
+def test_neither_a_start_nor_a_scan_imports_computer_algebra(models: Path) -> None:
+    # Some of torch's functions import sympy, which takes a second.
+    before = "import sys\nassert 'sympy' not in sys.modules\nsys.modules['sympy'] = None"
+    service = ServiceProcess(models, before)
+    try:
+        response = httpx.post(service.url + URL, content=toy_scan(), headers=RAW, timeout=60)
+        assert response.status_code == 200, response.text
+    finally:
+        service.kill()
+
+
 def start_in_vain(**settings: str) -> tuple["subprocess.CompletedProcess[str]", list[Any]]:
     """Run a service that ends by itself; returns what it wrote, too, line by line."""
     done = subprocess.run(
