@@ -292,10 +292,10 @@ def _markups(
 
 
 def csv_text(rows: Iterable[Iterable[object]], separator: str = ",") -> str:
-    """Write rows of cells as a table."""
-    text = io.StringIO()
-    csv.writer(text, delimiter=separator, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    """Write rows of cells as a table; cells that hold a character of a line's end are quoted."""
+    text, end = io.StringIO(), "\r\n\0"  # No text holds all three.
+    csv.writer(text, delimiter=separator, lineterminator=end).writerows(rows)
+    return text.getvalue().replace(end, "\n")
 
 
 def _by_name(points: Iterable[FilePoint]) -> dict[str, FilePoint]:

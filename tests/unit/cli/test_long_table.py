@@ -64,6 +64,18 @@ def test_a_scan_with_a_carriage_return_in_its_name_is_resumed_and_read(tmp_path:
     assert read_cohort(table).specimens == (r"a\r", "b")
 
 
+def test_a_description_of_several_lines_stays_one_cell(tmp_path: Path) -> None:
+    """One with a carriage return alone, as of an old Mac, ended the command in a traceback."""
+    table, told = tmp_path / "all.csv", 'old\rMac, "Windows"\r\nUnix\n'
+    answer = make_answer(["a"], np.eye(3)[:1])
+    point = answer.landmarks[0].model_copy(update={"description": told})
+    sink = LongTable(table, NAMES, resume=False)
+    for path in NAMES:
+        sink.write(path, answer.model_copy(update={"landmarks": [point]}))
+    with table.open(encoding="utf-8", newline="") as file:
+        assert [row["description"] for row in csv.DictReader(file)] == [told, told]
+
+
 def test_rows_that_are_kept_stay_where_there_is_no_room(table: Path) -> None:
     """The table was emptied before it was written again, and what did not fit was gone."""
     whole = table.read_bytes()
