@@ -149,7 +149,8 @@ def find_rival(
     others = np.where(away, mass, 0.0)
     if others.max(axis=1, initial=0.0).sum() < MIN_RIVAL_MASS * total:
         return None
-    other = fit_constellation(positions_mm, others, shape)
+    # As strengths, which are at most 1; masses may be more.
+    other = fit_constellation(positions_mm, others / others.max(), shape)
     if other is None or (other.choice >= 0).sum() < MIN_RIVAL_COUNT * count:
         return None
     share = _mass_of(other, others) / total
