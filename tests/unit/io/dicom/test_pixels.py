@@ -2,6 +2,7 @@
 
 import math
 import re
+import struct
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -57,9 +58,20 @@ def test_every_real_file_is_read_or_refused_by_name(path: Path) -> None:
     assert re.match("expected .*, got ", said)
 
 
+def long_jp2(array: np.ndarray) -> bytes:
+    """Compress as ``jp2``; the codestream's box says how long it is in 64 bits, and is not last."""
+    head, kind, stream = jp2(array).partition(b"jp2c")
+    return head[:-4] + struct.pack(">I4sQ", 1, kind, 16 + len(stream)) + stream + b"\0\0\0\x08xml "
+
+
 @pytest.mark.parametrize(
     ("syntax", "encode"),
-    [(JPEG2000Lossless, jpeg2000), (JPEG2000Lossless, jp2), (RLELossless, packed_bits)],
+    [
+        (JPEG2000Lossless, jpeg2000),
+        (JPEG2000Lossless, jp2),
+        (JPEG2000Lossless, long_jp2),
+        (RLELossless, packed_bits),
+    ],
 )
 def test_compressed_images_have_the_voxels_of_plain_ones(
     syntax: str, encode: Callable[[np.ndarray], bytes]
