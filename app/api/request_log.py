@@ -26,6 +26,8 @@ class RequestRecord:
         status: HTTP status; 499 if the client left before it had the answer.
         code: ``ok``, ``KEPT_PROBLEM`` or the problem's code.
         ms: Time from the head of the request to the end of the response.
+        bytes: Of the file that was sent, or of the part of one.
+        shape: Of its scan, in voxels.
     """
 
     request_id: str

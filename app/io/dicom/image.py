@@ -139,7 +139,7 @@ class Image:
 
 
 def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]) -> Image | None:
-    """Read what a file says about its images, up to its pixels.
+    """Read what a file of an index says about its images, up to its pixels.
 
     Returns:
         Its images; None if it is not DICOM, or has no pixels.

@@ -79,7 +79,7 @@ class _BoundedConstruction(TorchFunctionMode):
 def build_network(
     name: str, architecture: str, arguments: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> nn.Module:
-    """Call an allow-listed constructor, for given weights, which the network does not have yet.
+    """Make a network, in float32, by an allow-listed constructor; it has not the weights yet.
 
     Raises:
         ModelRefused: The class or an argument is not allowed, or the constructor refuses it.

@@ -91,7 +91,7 @@ def counted(
     kept: Mapping[str, Collection[str] | None],
     voxel_mm: float,
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """Take from two versions' outcomes what favours the next one only if it is better.
+    """Take from each of two versions' outcomes what favours the next one only if it is better.
 
     Where nobody has moved a point of a kept case, the answer of the version in place stands for the
     truth, and that of the next one is as wrong as it lies apart from it. By the triangle inequality
