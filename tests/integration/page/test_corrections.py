@@ -1,6 +1,7 @@
 """Corrections on the page, in a real Chromium with a real service: by mouse, finger and keys."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -207,16 +208,15 @@ def test_scan_that_was_written_again_is_named_where_it_cannot_be_sent_again(
 ) -> None:
     scan = tmp_path / "head.nii.gz"
     scan.write_bytes(SCAN)
+    os.utime(scan, (1, 1))  # In a form, Chromium sends a file that is up to 1 s newer as it is.
     with opened(browser, page_service.url) as page:
         page.set_input_files("#file", scan)
         page.wait_for_selector("#rows tr")
         scan.write_bytes(SCAN + bytes(1))
         page.click(HEATMAP)
         page.wait_for_selector('#heatmap:text("It was changed, moved or removed")')
-        # As a service with a store would offer it, and receive it: without one it may refuse first.
+        # As a service with a store would offer it.
         page.eval_on_selector("#keeping", "(one) => (one.hidden = false)")
-        receiving = f"{page_service.url}/v1/landmarks?model=phantom"
-        page.route("**/v1/cases?*", lambda route: route.continue_(url=receiving))
         page.click("#keep")
         page.wait_for_selector('#problem-title:text("File not readable")')
 
