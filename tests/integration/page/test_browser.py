@@ -324,6 +324,8 @@ def test_the_frame_that_was_chosen_is_shown_under_its_landmarks(
         drop(page, ("alone.nii", as_nifti(volume.voxels, volume.affine)))
         page.wait_for_selector("#rows tr")
         choose(page, ABSENT)
+        page.focus("#canvas")
+        page.keyboard.press("ArrowLeft")
         alone = drawn(page)
         drop(page, ("many.nii", as_nifti(frames, volume.affine)))
         page.fill("#choice", "2")
@@ -336,7 +338,7 @@ def test_the_frame_that_was_chosen_is_shown_under_its_landmarks(
         choose(page, ABSENT)
         page.hover("#canvas")
         page.focus("#canvas")
-        page.keyboard.press("ArrowLeft")  # NiiVue's key for the frame before
+        page.keyboard.press("ArrowLeft")  # Of NiiVue's keys, that for the frame before.
         assert np.abs(drawn(page) - alone).mean() < SAME_GREY
 
 

@@ -14,6 +14,7 @@ from tests.support.browser import (
     Page,
     choose,
     chosen,
+    crosshair,
     drop,
     hold,
     landmark,
@@ -277,3 +278,77 @@ def test_point_is_placed_and_moved_by_keys_in_the_plane_that_has_most_room(
             page.keyboard.press(key)
             at[axis] += 2.0
             assert_allclose(landmark(page, chosen(page))["ras_mm"], at, atol=NEAR_MM)
+
+
+def test_keys_move_through_slices_though_no_point_is_chosen(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """Without a mouse, a scan in which nothing is found was seen in one slice only."""
+    flat = as_nifti(np.full((40, 60, 60), 7, np.int16), np.diag([0.5, 2.0, 3.0, 1.0]))
+    moves = (
+        ("PageDown", [-0.5, 0, 0]),
+        ("Shift+PageUp", [5, 0, 0]),
+        ("Shift+PageDown", [-5, 0, 0]),
+        ("ArrowRight", [0, 2, 0]),
+        ("Shift+ArrowUp", [0, 0, 30]),
+    )
+    with opened(browser, page_service.url) as page:
+        held = hold(page, "**/v1/landmarks?*")
+        drop(page, ("flat.nii", flat))
+        page.wait_for_selector("#hint", state="visible")
+        for _ in range(2):
+            page.focus("#canvas")
+            page.keyboard.press("PageUp")  # From between two voxels to one.
+            for key, by in moves:
+                before = crosshair(page)
+                page.keyboard.press(key)
+                assert_allclose(np.subtract(crosshair(page), before), by, atol=NEAR_MM)
+            if held:
+                held.pop().continue_()
+                page.wait_for_selector("#rows tr")
+                assert page.evaluate("landmarkd.queue.current.selected") == -1
+
+
+def test_slices_are_gone_through_without_moving_the_chosen_point(page: Page) -> None:
+    choose(page, "ball")
+    before = landmark(page, "ball")
+    page.focus("#canvas")
+    at = crosshair(page)
+    page.keyboard.press("PageDown")
+    assert crosshair(page) != at
+    assert landmark(page, "ball") == before
+
+
+def test_one_key_leads_past_all_buttons_to_the_chosen_row(page: Page) -> None:
+    choose(page, "ball")
+    page.focus("#canvas")
+    page.keyboard.press("Tab")
+    assert holder(page) == "to-rows"
+    assert page.locator("#to-rows").evaluate("(one) => getComputedStyle(one).opacity") == "1"
+    page.keyboard.press("Enter")
+    assert focused(page) == "ball"
+    assert page.locator("#to-rows").evaluate("(one) => getComputedStyle(one).opacity") == "0"
+
+
+def test_answer_is_told_in_one_sentence_until_it_is_corrected(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """Of the results that appear, a screen reader said nothing."""
+    with opened(browser, page_service.url) as page:
+        told = page.locator('[role="status"]:text("found")')
+        held = hold(page, "**/v1/landmarks?*")
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector("#hint", state="visible")
+        page.focus("#canvas")
+        assert told.count() == 0
+        page.keyboard.press("Tab")
+        assert holder(page) != "to-rows"  # So far there is no table.
+        for name in ("a.nii.gz", "b.nii.gz"):
+            page.wait_for_selector("#scans [data-state='working']")
+            held.pop().continue_()
+            page.wait_for_selector(f'#facts:text("{name}")')
+            found = f"{name}: {text_of(page, '#summary')}"
+            assert told.all_text_contents() == [found]
+            page.keyboard.press("x")
+            assert told.count() == 0
+            page.evaluate("document.getElementById('after').click()")

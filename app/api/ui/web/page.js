@@ -181,16 +181,6 @@ function act(name) {
   }
 }
 
-/** Move the chosen point by voxels to the right and upwards; return whether there is one. */
-function step(right, up, on) {
-  const { edits, selected } = queue.current;
-  if (!state.visible || !edits.landmarks[selected]?.ijk) return false;
-  const voxel = Math.min(...edits.original.volume.spacing_mm);
-  edits.place(selected, state.viewer.beside(selected, right * voxel, up * voxel), { on });
-  showEdit(selected);
-  return true;
-}
-
 function placeChosen(mm) {
   const { edits, selected } = queue.current;
   edits.place(selected, mm);
@@ -298,7 +288,7 @@ function listen() {
   listenForFiles(open);
   listenForPrint(element("screen"));
   element("generate").onclick = generate;
-  listenForReview(act, step);
+  listenForReview(state, act, showEdit);
   listenForViews(state);
   element("model").onchange = changeModel;
   element("cancel").onclick = () => {

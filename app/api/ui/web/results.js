@@ -38,6 +38,7 @@ export class Results {
     rows.addEventListener("keydown", (event) => this.#move(event));
     rows.addEventListener("pointerover", (event) => onHover(indexAt(event)));
     rows.addEventListener("pointerleave", () => onHover(-1));
+    element("to-rows").onclick = () => rows.querySelector('[tabindex="0"]').focus();
     element("frames").onclick = ({ target }) => target.dataset.frame && this.#showFrame(target.dataset.frame, true);
     this.#showFrame(this.#frame, false);
     new ResizeObserver(() => this.#reveal()).observe(element("scroll"));
@@ -54,6 +55,7 @@ export class Results {
     element("rows").replaceChildren();
     element("chosen").textContent = "";
     this.update(answer.landmarks);
+    element("told").textContent = `${title}: ${element("summary").textContent}`;
     this.measured(answer);
     element("results").hidden = false;
   }
@@ -61,6 +63,7 @@ export class Results {
   /** Show how its landmarks have changed. */
   update(landmarks) {
     const before = this.landmarks;
+    element("told").textContent = ""; // no longer so
     this.landmarks = landmarks;
     const found = landmarks.filter((landmark) => landmark.ras_mm).length;
     const doubtful = countDoubtful(landmarks);
@@ -83,6 +86,7 @@ export class Results {
 
   hide() {
     element("results").hidden = true;
+    element("told").textContent = "";
     this.landmarks = [];
   }
 

@@ -2,22 +2,24 @@
 
 import { element } from "./element.js";
 
-// Steps of the arrow keys, to the right and upwards.
-const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
+// Steps to the right, upwards and through the slices.
+const STEPS = {
+  ArrowLeft: [-1, 0, 0], ArrowRight: [1, 0, 0], ArrowUp: [0, 1, 0], ArrowDown: [0, -1, 0], PageUp: [0, 0, 1], PageDown: [0, 0, -1],
+};
 const KEYS = { n: "next", a: "accept", x: "absent", p: "place", h: "heatmap", Escape: "cancel" };
-const FINE = 0.1; // of a voxel; a whole one with Shift
+const FINE = 0.1; // of a voxel, of a point
+const FAR = 10; // times as far, with Shift
 
 /**
  * Calls `act` with "next", "accept", "absent", "place", "here" (at the crosshair), "heatmap", "cancel", "undo" or
- * "redo", and `step` with voxels to the right and upwards, and whether a key is held down.
+ * "redo", and `onStep` with the index of a landmark that arrow keys have moved.
  */
-export function listenForReview(act, step) {
+export function listenForReview(state, act, onStep) {
   for (const button of element("results").querySelectorAll("[data-act]")) {
     button.onclick = () => act(button.dataset.act);
   }
   document.addEventListener("keydown", (event) => {
-    const taken = element("results").hidden || isField(event.target) ? false : press(event, act, step);
-    if (!taken) return;
+    if (isField(event.target) || !press(event, act, (...step) => move(state, onStep, ...step))) return;
     event.preventDefault();
     event.stopPropagation();
   }, { capture: true });
@@ -37,20 +39,37 @@ export function showReview(edits, placing) {
 function press(event, act, step) {
   const { key, target } = event;
   if (event.altKey) return false;
+  // In the table, arrows choose another row.
+  if (key in STEPS && target.id === "canvas" && !event.ctrlKey && !event.metaKey) {
+    return step(STEPS[key].map((one) => one * (event.shiftKey ? FAR : 1)), event.repeat);
+  }
+  if (element("results").hidden) return false;
   if (event.ctrlKey || event.metaKey) {
     const redo = (key.toLowerCase() === "z" && event.shiftKey) || key.toLowerCase() === "y";
     if (!redo && key.toLowerCase() !== "z") return false;
     act(redo ? "redo" : "undo");
     return true;
   }
-  // In the table, arrows choose another row.
-  if (key in ARROWS && target.id === "canvas") {
-    return step(...ARROWS[key].map((one) => one * (event.shiftKey ? 1 : FINE)), event.repeat);
-  }
   if (key === "Enter" && target.id === "canvas") act("here");
   const name = KEYS[key] ?? KEYS[key.toLowerCase()];
   if (name) act(name);
   return name !== undefined;
+}
+
+/** Move the chosen point, or the crosshair where there is none, or through the slices; return whether there is a viewer. */
+function move({ queue, viewer, visible }, onStep, steps, on) {
+  if (!viewer) return false;
+  const { edits, selected } = queue.current ?? {};
+  const { ras_mm } = edits?.landmarks[selected] ?? {};
+  const along = viewer.along(steps);
+  if (!visible || !ras_mm || steps[2]) {
+    viewer.walk(along);
+    return true;
+  }
+  const size = FINE * Math.min(...edits.original.volume.spacing_mm);
+  edits.place(selected, ras_mm.map((mm, axis) => mm + size * along[axis]), { on });
+  onStep(selected);
+  return true;
 }
 
 const isField = (target) => target.matches("input:not([type=checkbox]), select, textarea");

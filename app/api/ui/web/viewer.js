@@ -217,13 +217,15 @@ class Viewer {
     return [...this.nv.frac2mm(this.nv.scene.crosshairPos)].slice(0, 3);
   }
 
-  /** Where a landmark would be, by steps of mm to the right and upwards in the plane clicked last, or the largest. */
-  beside(index, right, up) {
-    const mm = [...this.#landmarks[index].mm];
-    const plane = PLANES[this.#plane ?? this.nv.customLayout[0]?.sliceType ?? VIEWS.axial];
-    mm[plane[0]] += right;
-    mm[plane[1]] += up;
-    return mm;
+  /** Along x, y and z: steps to the right, upwards and through the plane clicked or viewed last, or the largest. */
+  along(steps) {
+    const axes = PLANES[this.#plane ?? this.nv.customLayout[0]?.sliceType ?? VIEWS.axial];
+    return [0, 1, 2].map((axis) => steps[axes.indexOf(axis)]);
+  }
+
+  /** Move the crosshair by voxels along x, y and z, if a scan is there. */
+  walk(voxels) {
+    if (this.nv.volumes.length) this.nv.moveCrosshairInVox(...voxels);
   }
 
   /** Give up a drag: the point returns to where it was. */
