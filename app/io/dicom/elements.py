@@ -39,6 +39,8 @@ class Tag(IntEnum):
     SOPInstanceUID = 0x00080018
     Modality = 0x00080060
     SliceThickness = 0x00180050
+    RepetitionTime = 0x00180080
+    EchoTime = 0x00180081
     StudyInstanceUID = 0x0020000D
     SeriesInstanceUID = 0x0020000E
     SeriesNumber = 0x00200011
@@ -60,6 +62,9 @@ class Tag(IntEnum):
 
 
 VALUES: Final = frozenset(Tag)
+
+TOLD: Final = frozenset((Tag.RepetitionTime, Tag.EchoTime))
+"""Of these, which a scan does not need, one that is too long is passed over."""
 
 DIRECTORY: Final = 0x00041220
 """The files that a DICOMDIR lists, which has no pixels."""
@@ -247,7 +252,7 @@ class _Walker:
                 items = self._read_items(tag, form, length, keep=kept, depth=depth + 1)
                 if kept:
                     dataset.sequences[tag] = items
-            elif keep and tag in VALUES:
+            elif keep and tag in VALUES and (length <= VALUE_BYTES or tag not in TOLD):
                 dataset.values[tag] = self._read_value(length)
             else:
                 self._at += length

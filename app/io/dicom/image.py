@@ -123,6 +123,7 @@ class Image:
         uids: What identifies it.
         kind: The modality, such as CT, or ``other`` if it is none of those known; and the number of
             the series, which tells it from others like it, if there is one.
+        told: The repetition and echo time of MRI; empty where there are none.
         offset: Position of the pixels in the file, in bytes.
         length: Bytes of the pixels; None if they are compressed.
         planes: One for each frame.
@@ -132,6 +133,7 @@ class Image:
 
     uids: Uids
     kind: str
+    told: str
     offset: int
     length: int | None
     planes: tuple[Plane, ...] = ()
@@ -160,7 +162,7 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
         Tag.FrameOfReferenceUID,
     )
     uids = Uids(*(values.get(tag, b"").decode("latin-1").rstrip(" \0") for tag in tags))
-    kind = _kind(values)
+    about = uids, _kind(values), _told(values), head.offset, head.length
     try:
         if head.problem:
             raise head.problem
@@ -173,8 +175,8 @@ def read_image(file: StoredFile, index: int, check_cancelled: Callable[[], None]
                 f"got {head.length:,}"
             )
     except RequestError as error:  # Of this file alone: the scan may be another series.
-        return Image(uids, kind, head.offset, head.length, problem=error.with_traceback(None))
-    return Image(uids, kind, head.offset, head.length, planes)
+        return Image(*about, problem=error.with_traceback(None))
+    return Image(*about, planes)
 
 
 def _kind(values: Mapping[int, bytes]) -> str:
@@ -183,6 +185,16 @@ def _kind(values: Mapping[int, bytes]) -> str:
     number = values.get(Tag.SeriesNumber, b"").strip(b" \0")
     numbered = f", SeriesNumber {int(number)}" if SERIES_NUMBER.fullmatch(number) else ""
     return (modality if modality in MODALITIES else "other") + numbered
+
+
+def _told(values: Mapping[int, bytes]) -> str:
+    """Describe how a series was made, by numbers alone."""
+    parts = []
+    for name, tag in (("TR", Tag.RepetitionTime), ("TE", Tag.EchoTime)):
+        with suppress(BrokenVolume):  # None, or no number.
+            (ms,) = parse_numbers(values.get(tag, b"").decode("latin-1").strip(" \0"), 1, tag.name)
+            parts.append(f"{name} {ms:.4g} ms")
+    return ", ".join(parts)
 
 
 def _pixel_type(head: Head) -> PixelType:

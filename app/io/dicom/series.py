@@ -38,6 +38,7 @@ class _Group:
 
     series: str
     kind: str
+    told: str
     planes: list[Plane] = field(default_factory=list)
 
     def takes(self, series: str, plane: Plane) -> bool:
@@ -52,7 +53,7 @@ class _Group:
         )
 
     def describe(self) -> str:
-        """Describe them without anything that is text in their files."""
+        """Describe them by what tells groups of one series apart."""
         first = self.planes[0]
         count = len(self.planes)
         return (
@@ -61,12 +62,17 @@ class _Group:
             f"{first.spacing[1]:.4g} x {first.spacing[0]:.4g} mm"
         )
 
-    @property
     @np.errstate(all="ignore")  # Of what is no stack, any number may be given.
-    def direction(self) -> str:
-        """The anatomical planes that they are nearest to, which people know series by."""
-        normal = np.cross(*np.reshape(self.planes[0].orientation, (2, 3)))
-        return ACROSS[int(np.abs(normal).argmax())]
+    def tell(self) -> str:
+        """Describe them by all that people know series by, such as their anatomical planes."""
+        first = self.planes[0]
+        normal = np.cross(*np.reshape(first.orientation, (2, 3)))
+        steps = np.diff(np.sort([np.dot(plane.position, normal) for plane in self.planes]))
+        apart = steps[steps > UNIT_TOLERANCE * first.spacing[0]]  # Several may lie at one place.
+        every = f" every {np.median(apart):.4g} mm" if apart.size else ""
+        told = [self.told] if self.told else []
+        direction = ACROSS[int(np.abs(normal).argmax())]
+        return ", ".join([*told, self.describe(), direction + every])
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +248,7 @@ def _group(images: dict[int, Image]) -> list[_Group]:
         for plane in image.planes:
             group = next((one for one in groups if one.takes(image.uids.series, plane)), None)
             if group is None:
-                group = _Group(image.uids.series, image.kind)
+                group = _Group(image.uids.series, image.kind, image.told)
                 groups.append(group)
             group.planes.append(plane)
         if len(groups) > MAX_SERIES:
@@ -261,7 +267,7 @@ def _choose(groups: list[_Group], images: dict[int, Image], series: int | None) 
         raise next(image.problem for image in images.values() if image.problem)
     if series is None and len(groups) > 1:
         some = enumerate(groups[:LISTED])
-        listed = [f"series {at}: {group.describe()}, {group.direction}" for at, group in some]
+        listed = [f"series {at}: {group.tell()}" for at, group in some]
         more = ["…"] if len(groups) > LISTED else []
         raise BadGeometry(
             f"expected one series, got {len(groups)} ({'; '.join(listed + more)}); "

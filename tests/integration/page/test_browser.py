@@ -309,6 +309,8 @@ def test_a_dicom_series_is_asked_for_by_number_and_its_landmarks_listed(
         drop(page, ("series.zip", zipped([*scout, *as_dicom(voxels, volume.affine)])))
         page.wait_for_selector("#ask-choice", state="visible")
         assert page.text_content("#choice-name") == "series"
+        lines = page.inner_text("#problem-detail").splitlines()
+        assert [line[:9] for line in lines[1:]] == ["series 0:", "series 1:"]
         page.click("#ask-choice button")
         page.wait_for_selector("#results", state="visible")
         assert page.is_hidden("#unseen")

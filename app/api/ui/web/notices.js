@@ -86,7 +86,7 @@ export function showProblem(error, isAnswer = false) {
   if (error.code === "unauthorized") element("ask-key").hidden = false;
   element("problem-title").textContent =
     CHOICES[askedOf(error)] ?? (isMisfit(error) ? `This scan ${MISFIT}` : PROBLEM_TITLES[error.code]) ?? error.title ?? "Unexpected error";
-  element("problem-detail").textContent = error.message;
+  element("problem-detail").textContent = error.message.replace(/(; |\()(?=series \d+: )/g, "$1\n"); // a line for each
   element("problem-id").textContent = error.requestId ? `Request id ${error.requestId}` : "";
   element("again").hidden = !isAnswer || !(isPassing(error) || RETRYABLE.includes(error.code));
   element("problem").hidden = false;

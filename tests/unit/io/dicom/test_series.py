@@ -150,52 +150,6 @@ def test_two_images_at_one_place_are_refused() -> None:
         check_header(zipped([*files, *files]))
 
 
-def two_series() -> bytes:
-    scout = as_dicom(counting((3, 4, 2)), SeriesInstanceUID="1.2.3", Modality="OT")
-    return zipped([*scout, *as_dicom()])
-
-
-def test_several_series_are_listed_and_one_can_be_chosen() -> None:
-    content = two_series()
-    said = (
-        r"expected one series, got 2 \(series 0: 4 images, CT, 7 x 5 of 1.5 x 0.75 mm, coronal; "
-        r"series 1: 2 images, OT, 3 x 4 of 1.5 x 0.75 mm, coronal\); choose a series, from 0"
-    )
-    with pytest.raises(BadGeometry, match=said):
-        check_header(content)
-    assert_array_equal(read_volume(content, selection=Selection(series=0)).voxels, counting())
-    assert read_volume(content, selection=Selection(series=1)).voxels.shape == (3, 4, 2)
-    assert (
-        read_volume(content, selection=Selection(series=0)).digest
-        != read_volume(content, selection=Selection(series=1)).digest
-    )
-    with pytest.raises(BadParameter, match="expected series from 0 to 1, got 2"):
-        read_volume(content, selection=Selection(series=2))
-    with pytest.raises(BadParameter, match="expected series from 0 to 0, got 1"):
-        read_volume(nifti(), selection=Selection(series=1))
-
-
-def test_a_localiser_of_another_orientation_is_another_series() -> None:
-    for axes, direction in (([2, 0, 1, 3], "axial"), ([1, 2, 0, 3], "sagittal")):
-        turned = as_dicom(affine=PLACE[:, axes])
-        with pytest.raises(BadGeometry, match=rf"got 2 \(.* mm, {direction}.*\); choose"):
-            check_header(zipped([*as_dicom(), *turned]))
-
-
-def test_series_of_one_file_have_digests_of_their_own() -> None:
-    dataset = pydicom.dcmread(io.BytesIO(as_enhanced()))
-    for frame in dataset.PerFrameFunctionalGroupsSequence[:2]:
-        turned = pydicom.Dataset()
-        turned.ImageOrientationPatient = [1, 0, 0, 0, 0, 1]
-        frame.PlaneOrientationSequence = [turned]
-    content = write(dataset, ExplicitVRLittleEndian)
-    with pytest.raises(BadGeometry, match="got 2"):
-        check_header(content)
-    first, second = (read_volume(content, selection=Selection(series=series)) for series in (0, 1))
-    assert first.voxels.shape == second.voxels.shape == (7, 5, 2)
-    assert first.digest != second.digest
-
-
 def test_frames_without_places_are_refused() -> None:
     with pytest.raises(BadGeometry, match="a place for each of 4 frames"):
         check_header(as_enhanced(PerFrameFunctionalGroupsSequence=None))
