@@ -11,8 +11,10 @@ evidence   what identifies the images of a series
 report     an answer -> a structured report on these images; needs the extra ``dicom``
 
 Nothing is written to disk, no name in an archive is used, and no element that is text leaves this
-package in an error or a warning. A report has the UIDs of images, and says whose they are only
-where its caller asks for it, which a service does not.
+package in an error or a warning, but for SeriesDescription: where one of several series has to be
+chosen, the error lists them by it. It goes to whoever has sent them, and is never logged. A report
+has the UIDs of images, and says whose they are only where its caller asks for it, which a service
+does not.
 """
 
 from typing import Final

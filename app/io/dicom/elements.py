@@ -1,7 +1,7 @@
 """First bytes -> Head: the data elements of a DICOM file that say what its images are, and where.
 
 Structure as in PS3.5, section 7. All other elements are passed over by their length, so that what
-they hold (names, dates, texts) is never even decoded, and takes no memory.
+they hold (names, dates, most texts) is never even decoded, and takes no memory.
 """
 
 import struct
@@ -38,6 +38,7 @@ class Tag(IntEnum):
     SOPClassUID = 0x00080016
     SOPInstanceUID = 0x00080018
     Modality = 0x00080060
+    SeriesDescription = 0x0008103E
     SliceThickness = 0x00180050
     RepetitionTime = 0x00180080
     EchoTime = 0x00180081
@@ -63,7 +64,7 @@ class Tag(IntEnum):
 
 VALUES: Final = frozenset(Tag)
 
-TOLD: Final = frozenset((Tag.RepetitionTime, Tag.EchoTime))
+TOLD: Final = frozenset((Tag.SeriesDescription, Tag.RepetitionTime, Tag.EchoTime))
 """Of these, which a scan does not need, one that is too long is passed over."""
 
 DIRECTORY: Final = 0x00041220

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from app.errors import BadGeometry, BadVoxels, BrokenVolume, RequestError
+from app.errors import BadGeometry, BadVoxels, BrokenVolume, RequestError, show_controls
 from app.io.dicom.archive import StoredFile
 from app.io.dicom.elements import (
     PER_FRAME,
@@ -37,6 +37,9 @@ MODALITIES: Final = frozenset(
 
 SERIES_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,6}")
 """Likewise; more digits may be a date or an identity."""
+
+TOLD_CHARACTERS: Final = 64
+"""Of a SeriesDescription; DICOM allows no more."""
 
 MOSAICS: Final = frozenset((b"MOSAIC", b"VFRAME"))
 """What Siemens and United Imaging write into ImageType where slices lie side by side."""
@@ -123,7 +126,8 @@ class Image:
         uids: What identifies it.
         kind: The modality, such as CT, or ``other`` if it is none of those known; and the number of
             the series, which tells it from others like it, if there is one.
-        told: The repetition and echo time of MRI; empty where there are none.
+        told: How its scanner calls and makes the series: SeriesDescription, as it stands there, and
+            the times of MRI; empty where there are none.
         offset: Position of the pixels in the file, in bytes.
         length: Bytes of the pixels; None if they are compressed.
         planes: One for each frame.
@@ -188,8 +192,13 @@ def _kind(values: Mapping[int, bytes]) -> str:
 
 
 def _told(values: Mapping[int, bytes]) -> str:
-    """Describe how a series was made, by numbers alone."""
-    parts = []
+    """Describe a series as people choose it, for whoever sent it."""
+    text = values.get(Tag.SeriesDescription, b"").strip(b" \0")
+    try:
+        words = text.decode()
+    except UnicodeDecodeError:
+        words = text.decode("latin-1")
+    parts = [f'"{show_controls(words[:TOLD_CHARACTERS])}"'] if words else []
     for name, tag in (("TR", Tag.RepetitionTime), ("TE", Tag.EchoTime)):
         with suppress(BrokenVolume):  # None, or no number.
             (ms,) = parse_numbers(values.get(tag, b"").decode("latin-1").strip(" \0"), 1, tag.name)

@@ -65,8 +65,8 @@ def test_a_series_is_chosen_by_its_number(client: TestClient) -> None:
     content = zipped([*SCOUT, *as_dicom(VOXELS, AFFINE)])
     problem = client.post(URL, content=content).json()
     assert problem["code"] == "bad-geometry"
-    listed = "series 0: 24 images, CT, 20 x 18 of 1 x 1.25 mm, axial every 0.8 mm; series 1: 2"
-    assert listed in problem["detail"]
+    size, called = "20 x 18 of 1 x 1.25 mm, axial every 0.8 mm", f'"{PATIENT}"'
+    assert f"series 0: {called}, 24 images, CT, {size}; series 1: {called}, 2" in problem["detail"]
     for field in ({"content": content}, {"files": {"volume": content}}):
         answer = client.post(URL, params={"series": 0}, **field)
         assert answer.status_code == 200, answer.text

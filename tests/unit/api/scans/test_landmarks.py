@@ -14,6 +14,7 @@ from app.api.dependencies import WARNINGS_BYTES, warnings_header
 from app.api.upload.plan import CURL_TYPE
 from app.io import FORMATS
 from app.io.schemas import LandmarksAnswer, ModelInfo
+from tests.support.dicom_files import as_dicom, zipped
 from tests.support.model_folders import make_program_folder
 from tests.support.services import (
     MODEL,
@@ -202,6 +203,17 @@ def test_log_line_of_a_request_contains_no_file_name(
     assert (said["route"], said["status"], said["code"]) == (URL, 200, "ok")
     assert (said["model"], said["bytes"], tuple(said["shape"])) == (MODEL, len(scan), SHAPE)
     assert "jane" not in str(said)
+
+
+def test_description_of_a_series_is_told_to_its_sender_and_not_logged(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    two = [*as_dicom(SeriesDescription="of Jane"), *as_dicom(SeriesInstanceUID="9.9")]
+    response = client.post(f"{URL}?model={MODEL}", content=zipped(two), headers=RAW)
+    assert '"of Jane", 4 images' in response.json()["detail"]
+    assert any(line.name == "app.requests" for line in caplog.records)
+    assert "Jane" not in str([vars(line) for line in caplog.records])
 
 
 def test_docs_show_both_ways_to_upload_and_every_problem(client: TestClient) -> None:

@@ -318,7 +318,12 @@ def test_nothing_that_is_said_names_the_patient() -> None:
         *read_volume(as_dicom(Modality=PATIENT[:3])[0]).warnings,
     ]
     for content in (
-        zipped([*as_dicom(Modality="DOE"), *as_dicom(SeriesInstanceUID="1.5", Modality="DOE")]),
+        zipped(
+            [
+                *as_dicom(Modality="DOE", SeriesDescription=None),
+                *as_dicom(Modality="DOE", SeriesDescription=None, SeriesInstanceUID="1.5"),
+            ]
+        ),
         zipped(as_dicom(PhotometricInterpretation="DOE")),
         as_dicom()[0][:600],
     ):

@@ -16,16 +16,18 @@ from tests.support.nifti_files import counting, nifti
 
 
 def two_series() -> bytes:
-    scout = as_dicom(counting((3, 4, 2)), SeriesInstanceUID="1.2.3", Modality="OT")
-    return zipped([*scout, *as_dicom()])
+    scout = as_dicom(
+        counting((3, 4, 2)), SeriesInstanceUID="1.2.3", Modality="OT", SeriesDescription="scout"
+    )
+    return zipped([*scout, *as_dicom(SeriesDescription=None)])
 
 
 def test_several_series_are_listed_and_one_can_be_chosen() -> None:
     content = two_series()
     said = (
         r"expected one series, got 2 \(series 0: 4 images, CT, 7 x 5 of 1.5 x 0.75 mm, coronal "
-        r"every 2.5 mm; series 1: 2 images, OT, 3 x 4 of 1.5 x 0.75 mm, coronal every 2.5 mm\); "
-        r"choose a series, from 0"
+        r"every 2.5 mm; series 1: \"scout\", 2 images, OT, 3 x 4 of 1.5 x 0.75 mm, coronal every "
+        r"2.5 mm\); choose a series, from 0"
     )
     with pytest.raises(BadGeometry, match=said):
         check_header(content)
@@ -44,12 +46,22 @@ def test_several_series_are_listed_and_one_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("elements", "told"),
     [
-        ({"RepetitionTime": "3000", "EchoTime": "90.50 "}, "TR 3000 ms, TE 90.5 ms, "),
-        ({"RepetitionTime": "1" * 300, "EchoTime": "7"}, "TE 7 ms, "),
-        ({"RepetitionTime": "", "EchoTime": "5\\9"}, ""),
+        (
+            {"SeriesDescription": "t2_tse_sag ", "RepetitionTime": "3000", "EchoTime": "90.50"},
+            '"t2_tse_sag", TR 3000 ms, TE 90.5 ms, ',
+        ),
+        ({"SeriesDescription": "Schädel", "SpecificCharacterSet": "ISO_IR 192"}, '"Schädel", '),
+        ({"SeriesDescription": "Schädel", "SpecificCharacterSet": "ISO_IR 100"}, '"Schädel", '),
+        ({"SeriesDescription": "a\x1b[2Jb"}, '"a\\x1b[2Jb", '),
+        ({"SeriesDescription": "x" * 65}, f'"{"x" * 64}", '),
+        ({"SeriesDescription": "x" * 257, "EchoTime": "7"}, "TE 7 ms, "),
+        ({"SeriesDescription": " ", "RepetitionTime": "", "EchoTime": "5\\9"}, ""),
+        ({"SeriesDescription": None, "RepetitionTime": "1" * 300}, ""),
     ],
 )
-def test_series_are_listed_by_how_they_were_made(elements: dict[str, Any], told: str) -> None:
+def test_series_are_listed_by_what_their_scanner_calls_them(
+    elements: dict[str, Any], told: str
+) -> None:
     with pydicom.config.disable_value_validation():
         scan = as_dicom(**elements)
     many = zipped([*scan, *as_dicom(SeriesInstanceUID="9.9")])
@@ -61,7 +73,7 @@ def test_series_are_listed_by_how_they_were_made(elements: dict[str, Any], told:
 
 def test_slices_of_a_series_at_one_place_are_not_counted_as_apart() -> None:
     echoes = [*as_dicom(), *as_dicom(EchoTime="90")]
-    with pytest.raises(BadGeometry, match=r"series 0: 8 images, .* coronal every 2.5 mm; "):
+    with pytest.raises(BadGeometry, match=r"8 images, CT, .* coronal every 2.5 mm; "):
         check_header(zipped([*echoes, *as_dicom(SeriesInstanceUID="9.9")]))
 
 
