@@ -29,12 +29,14 @@ from app.errors import (
 from app.io import (
     LONG_COLUMNS,
     MEASUREMENT_COLUMNS,
+    WIDE_COLUMNS,
     AnswerFormat,
     LandmarksAnswer,
     csv_text,
     name_in_utf8,
     write_long,
     write_measurements,
+    write_wide,
 )
 
 Model: TypeAlias = tuple[str, str]
@@ -46,9 +48,13 @@ MODEL_COLUMNS: Final = ["model", "version"]
 ADDED_COLUMNS: Final = {"warnings", *MODEL_COLUMNS}
 """Those that tables of older releases lack."""
 
+WIDE: Final = "wide"
+"""The format that has columns for what the model measures, before the others."""
+
 OF_ONE_SCAN: Final[Mapping[str, tuple[Sequence[str], Callable[[LandmarksAnswer], bytes]]]] = {
     "long": (LONG_COLUMNS, write_long),
     "measurements": (MEASUREMENT_COLUMNS, write_measurements),
+    WIDE: (WIDE_COLUMNS, write_wide),
 }
 """Of the formats that make one table of all scans, the columns and the rows of a scan."""
 
@@ -111,7 +117,7 @@ class Files(Sink):
 
 
 class LongTable(Sink):
-    """One CSV file with a row for each landmark, or each measurement, of each scan."""
+    """One CSV file with rows for each scan: of landmarks, of measurements, or one of all these."""
 
     def __init__(
         self, target: Path, names: Mapping[Path, str], *, resume: bool, form: str = "long"
@@ -123,20 +129,21 @@ class LongTable(Sink):
             names: What the first column says of each scan.
             resume: Whether to keep what it holds, but for its last scan where its rows may be cut
                 off: it is among ``names``, to be answered again, or the table ends within a line.
-            form: What a row is of: ``long``, a landmark, or ``measurements``.
+            form: What a row is of: ``long``, a landmark; ``measurements``; or ``wide``, a scan.
 
         Raises:
             BadParameter: It holds something else.
         """
         self._target = target
         columns, self._write_rows = OF_ONE_SCAN[form]
-        self._columns = ["scan", *columns, *MODEL_COLUMNS]
         # No file in UTF-8 can hold bytes of another encoding, which a name may have.
         self._names = {path: name_in_utf8(name) for path, name in names.items()}
         rows: list[list[str]] = []
         whole = True
         if resume and target.exists():
-            rows, whole = _read_table(target, self._columns)
+            known = ["scan", *columns, *MODEL_COLUMNS]
+            rows, whole = _read_table(target, known, is_wide=form == WIDE)
+        self._columns = rows[0] if rows else None
         # The last line may be cut off within the name of its model.
         named = rows[1:] if whole else rows[1:-1]
         self._models = {(row[-2], row[-1]) for row in named} - {("", "")}
@@ -158,15 +165,23 @@ class LongTable(Sink):
         return self._models
 
     def write(self, path: Path, answer: LandmarksAnswer) -> None:
-        """Append the rows of a scan."""
-        _, *rows = csv.reader(io.StringIO(self._write_rows(answer).decode()))
+        """Append the rows of a scan.
+
+        Raises:
+            BadParameter: What is measured of it is not what the table has columns for.
+        """
+        header, *rows = csv.reader(io.StringIO(self._write_rows(answer).decode()))
+        columns = ["scan", *header, *MODEL_COLUMNS]
+        if self._columns not in (None, columns):
+            raise BadParameter("expected the same measurements as of the scans before, got others")
+        self._columns = columns
         name = self._names[path]
         lines = [[name, *row, answer.model.name, answer.model.version] for row in rows]
         mode = "a"
         if self._kept is not None:
             # Over what is kept, which so is there at any time; in place, as this file is locked.
             mode = "r+" if self._kept else "w"
-            lines = [*(self._kept or [self._columns]), *lines]
+            lines = [*(self._kept or [columns]), *lines]
             self._kept = None
         with self._target.open(mode, encoding="utf-8", newline="") as file:
             file.write(csv_text(lines))  # In one piece, so that hardly anything is ever cut off.
@@ -174,10 +189,10 @@ class LongTable(Sink):
                 file.truncate()
 
 
-def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:
+def _read_table(path: Path, columns: list[str], *, is_wide: bool) -> tuple[list[list[str]], bool]:
     """Read the rows of a table of all scans, and whether the last one is whole.
 
-    What older releases did not write is empty.
+    What older releases did not write is empty. A wide table has other columns behind the first.
 
     Raises:
         BadParameter: It is something else, or was not saved as it was written.
@@ -197,6 +212,8 @@ def _read_table(path: Path, columns: list[str]) -> tuple[list[list[str]], bool]:
         raise BadParameter(f"--resume: expected a table as CSV, got {path}: {error}") from error
     # A column that was added, moved or left out would shift what is appended.
     header = rows[0] if rows else columns
+    measured = header[1 : 1 - len(columns)] if is_wide else []
+    columns = [columns[0], *measured, *columns[1:]]
     known = [name for name in columns if name in header or name not in ADDED_COLUMNS]
     if header != known:
         raise BadParameter(

@@ -35,11 +35,13 @@ from app.io.formats import (
     FORMATS,
     REPORT,
     SCAN_FORMATS,
+    WIDE_COLUMNS,
     AnswerFormat,
     Format,
     load_report_writer,
     negotiate_format,
     write_answer,
+    write_wide,
 )
 from app.io.gzip_stream import GZIP_MAGIC, Content, MemoryFile, write_gzip
 from app.io.header import UNIT_WARNINGS, Header, check_spacing
@@ -103,9 +105,9 @@ from app.io.volume import (
 __all__ = [
     "FLOAT32_MAX", "FORMATS", "GZIP_MAGIC", "HEAD_BYTES", "LONG_COLUMNS", "MAX_REACH_MM",
     "MEASUREMENT_COLUMNS", "ONLY", "REPORT", "SCAN_FORMATS", "SCAN_SUFFIXES", "SEARCH_BYTES",
-    "UNIT_WARNINGS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer", "CaseAnswer",
-    "CasesAnswer", "Content", "DeviceInfo", "Evidence", "Format", "Header", "JobAnswer",
-    "JobSummary", "JobsAnswer", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
+    "UNIT_WARNINGS", "WIDE_COLUMNS", "AliveAnswer", "AnswerFormat", "BatchInfo", "CandidateAnswer",
+    "CaseAnswer", "CasesAnswer", "Content", "DeviceInfo", "Evidence", "Format", "Header",
+    "JobAnswer", "JobSummary", "JobsAnswer", "LandmarkAnswer", "LandmarkInfo", "LandmarksAnswer",
     "MeasurementAnswer", "MemoryFile", "ModelInfo", "ModelRef", "ModelSummary", "ModelsAnswer",
     "Problem", "RasPoint", "ReadinessAnswer", "Selection", "TimingAnswer", "Triple",
     "UploadSummary", "UploadsAnswer", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
@@ -114,5 +116,5 @@ __all__ = [
     "landmark_stem", "list_shown", "load_report_writer", "markups_json", "name_in_utf8",
     "negotiate_format", "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth",
     "read_volume", "scan_stem", "write_answer", "write_case", "write_gzip", "write_long",
-    "write_measurements", "write_nifti",
+    "write_measurements", "write_nifti", "write_wide",
 ]  # fmt: skip

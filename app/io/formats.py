@@ -9,6 +9,7 @@ from app.errors import UnknownFormat
 from app.io.dicom import Evidence
 from app.io.schemas import LandmarksAnswer
 from app.io.slicer import (
+    csv_text,
     write_fcsv,
     write_long,
     write_measurements,
@@ -43,10 +44,27 @@ class AnswerFormat(Format):
 
 F = TypeVar("F", bound=Format)
 
+WIDE_COLUMNS: Final = ("reasons", "warnings")
+"""Of a table with columns for each measurement, those behind them."""
+
 
 def write_json(answer: LandmarksAnswer) -> bytes:
     """Write the whole answer as JSON."""
     return answer.model_dump_json().encode()
+
+
+def write_wide(answer: LandmarksAnswer) -> bytes:
+    """Write a CSV with one row, and columns for each measurement; empty cell: unknown."""
+    measured = answer.measurements
+    names = [f"{one.name}_{one.unit}" if one.unit else one.name for one in measured]
+    bounds = [f"{name}_{bound}" for name in names for bound in ("low95", "high95")]
+    cells = [
+        *(one.value for one in measured),
+        *(bound for one in measured for bound in one.interval95 or ("", "")),
+        " | ".join(f"{one.name}: {one.reason}" for one in measured if one.reason),
+        " | ".join(answer.warnings),
+    ]
+    return csv_text([[*names, *bounds, *WIDE_COLUMNS], cells]).encode()
 
 
 # In order of preference: of two formats with one media type, Accept chooses the first.
@@ -58,6 +76,7 @@ FORMATS: Final = (
     AnswerFormat("fcsv", "text/vnd.slicer.fcsv", write_fcsv),
     AnswerFormat("long", "text/csv", write_long),
     AnswerFormat("measurements", "text/csv", write_measurements),
+    AnswerFormat("wide", "text/csv", write_wide),
 )
 
 REPORT: Final = Format("dcm", "application/dicom")
@@ -87,8 +106,8 @@ def write_answer(answer: LandmarksAnswer, form: str = "json") -> bytes:
 
     Args:
         answer: Of the service.
-        form: Name of the format: ``json``, ``mrk.json``, ``csv``, ``tsv``, ``fcsv``, ``long`` or
-            ``measurements``.
+        form: Name of the format: ``json``, ``mrk.json``, ``csv``, ``tsv``, ``fcsv``, ``long``,
+            ``measurements`` or ``wide``.
 
     Raises:
         UnknownFormat: There is no such format.

@@ -306,7 +306,8 @@ def test_corrections_are_not_lost_unasked(page: Page, answer: list[dict[str, Any
     choose(page, answer[1]["name"])
     page.keyboard.press("a")
     assert page.evaluate(LEAVING) is True
-    download(page, '[data-format="measurements"]')  # It has no positions.
+    for form in ("measurements", "wide"):  # They have no positions.
+        download(page, f'[data-format="{form}"]')
     assert page.evaluate(LEAVING) is True
 
 

@@ -3,7 +3,10 @@
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
+from app.cli.batch import LongTable
+from app.io import LandmarksAnswer
 from app.phantom import make_phantom, scan_bytes
 from app.shapes import read_cohort
 from tests.support.browser import SCAN, SEED, Browser, choose, download, drop, hold, opened
@@ -23,30 +26,44 @@ def test_scans_of_one_name_are_told_apart_in_the_table(
     assert read_cohort(table).specimens == ("head", "head (3)")
 
 
+def by_command(answers: list[tuple[Path, Any]], folder: Path) -> list[dict[str, str]]:
+    """Read the table of answers that ``landmarkd detect --format wide`` writes."""
+    target = folder / "wide.csv"
+    sink = LongTable(target, {path: str(path) for path, _ in answers}, resume=False, form="wide")
+    for path, answer in answers:
+        sink.write(path, LandmarksAnswer.model_validate(answer))
+    with target.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_measurements_of_all_scans_are_one_table_of_what_was_corrected(
-    browser: Browser, page_service: ServiceProcess
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
 ) -> None:
+    """A row for each scan, as statistics programs read, and as the command writes it."""
     other = scan_bytes(make_phantom(SEED + 1))
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN), ("b.nii", SCAN[:999]), ("c.nii", other))
         page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
         page.wait_for_selector("#rows tr")
+        # As of a model that is calibrated.
+        known = "{ interval95: [80.5, 99.25], reason: '' }"
+        first = "landmarkd.queue.current.edits.original.measurements[0]"
+        page.evaluate(f"Object.assign({first}, {known})")
         name, content = download(page, "#measure-all")
         assert name == "phantom-measurements.csv"
         table = list(csv.DictReader(io.StringIO(content)))
         assert [each["scan"] for each in table] == ["a", "c"]
-        _, single = download(page, '[data-format="measurements"]')
-        columns = next(csv.reader(io.StringIO(single)))
-        assert list(table[0]) == ["scan", *columns, "model", "version"]
-        (shown,) = csv.DictReader(io.StringIO(single))
-        assert {column: table[0][column] for column in columns} == shown
-        assert float(shown["value"]) > 0
+        answers = page.evaluate("landmarkd.queue.answered.map(({ edits }) => edits.original)")
+        assert table == by_command([(Path("a"), answers[0]), (Path("c"), answers[1])], tmp_path)
+        assert float(table[0]["width_mm"]) > 0
+        assert (table[0]["width_mm_low95"], table[0]["width_mm_high95"]) == ("80.5", "99.25")
         choose(page, "ball")
         page.keyboard.press("x")
         _, content = download(page, "#measure-all")
         again = list(csv.DictReader(io.StringIO(content)))
-        assert (again[0]["value"], again[1]) == ("", table[1])
-        assert "ball" in again[0]["reason"]
+        assert [again[0][f"width_mm{which}"] for which in ("", "_low95", "_high95")] == [""] * 3
+        assert again[0]["reasons"] == "width: not found: ball"
+        assert again[1] == table[1]
 
 
 def test_corrected_scans_are_measured_one_by_one(

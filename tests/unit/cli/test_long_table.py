@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.cli.batch import LongTable
+from app.cli.batch import LongTable, Sink
 from app.cli.outputs import choose_sink, output_format
 from app.errors import BadParameter
-from app.io import MeasurementAnswer
+from app.io import LandmarksAnswer, MeasurementAnswer
 from app.shapes import read_cohort
 from tests.support.answers import make_answer
 from tests.support.full_disk import limited_files
@@ -161,15 +161,66 @@ def test_a_table_of_an_older_release_is_resumed(table: Path, lacking: tuple[str,
     assert read_cohort(table).specimens == ("one", "ä", "b")
 
 
+LORDOSIS = MeasurementAnswer(
+    name="lordosis", description="", points=["a"], unit="deg", value=50.5,
+    interval95=(44.0, 57.0), reason="",
+)  # fmt: skip
+RATIO = MeasurementAnswer(
+    name="ratio, of two", description="", points=["a"], unit="", value=None, interval95=None,
+    reason="not found: b",
+)  # fmt: skip
+
+
+def measured(*measurements: MeasurementAnswer) -> LandmarksAnswer:
+    told = {"measurements": list(measurements), "warnings": ["unlike others", "noisy"]}
+    return make_answer(["a"], np.zeros((1, 3))).model_copy(update=told)
+
+
+def wide(table: Path, *, there: bool) -> Sink:
+    form = output_format("all.csv", "wide", to_folder=True)
+    return choose_sink(list(NAMES), table, form, lambda *_: b"", to_folder=True, resume=there)
+
+
+def test_measurements_of_all_scans_make_a_row_for_each_scan_that_is_resumed(tmp_path: Path) -> None:
+    table, answer = tmp_path / "all.csv", measured(LORDOSIS, RATIO)
+    for there in (False, True):
+        sink = wide(table, there=there)
+        assert sink.has(Path("one.nii")) == there
+        assert sink.models() == ({("m", "1")} if there else set())
+        for path in NAMES:
+            if not sink.has(path):
+                sink.write(path, answer)
+        row = '50.5,,44.0,57.0,,,"ratio, of two: not found: b",unlike others | noisy,m,1'
+        assert table.read_text(encoding="utf-8").splitlines() == [
+            'scan,lordosis_deg,"ratio, of two",lordosis_deg_low95,lordosis_deg_high95,'
+            '"ratio, of two_low95","ratio, of two_high95",reasons,warnings,model,version',
+            f"one,{row}",
+            f"ä,{row}",
+        ]
+        whole = table.read_bytes()
+        table.write_bytes(whole[:-20])
+
+
+def test_rows_of_other_measurements_are_in_no_table_of_one_row_for_each_scan(
+    tmp_path: Path,
+) -> None:
+    """They would stand in the columns of others."""
+    table = tmp_path / "all.csv"
+    wide(table, there=False).write(Path("one.nii"), measured(LORDOSIS))
+    whole = table.read_bytes()
+    sink = wide(table, there=True)
+    with pytest.raises(BadParameter, match="expected the same measurements"):
+        sink.write(Path("ä.nii"), measured(RATIO))
+    assert table.read_bytes() == whole
+    table.write_bytes(whole.replace(b",version", b",version,sex"))
+    with pytest.raises(BadParameter, match=r"columns scan,.*,reasons,warnings,model,version; got"):
+        wide(table, there=True)
+
+
 def test_measurements_of_all_scans_make_one_table_that_is_resumed(tmp_path: Path) -> None:
     """Each scan had a file of its own, in which no column said whose it was."""
     table, form = tmp_path / "all.csv", output_format("all.csv", "measurements", to_folder=True)
-    lordosis = MeasurementAnswer(
-        name="lordosis", description="", points=["a"], unit="deg", value=50.5,
-        interval95=(44.0, 57.0), reason="",
-    )  # fmt: skip
-    told = {"measurements": [lordosis], "warnings": ["unlike others", "noisy"]}
-    answer = make_answer(["a"], np.zeros((1, 3))).model_copy(update=told)
+    answer = measured(LORDOSIS)
     for there in (False, True):
         sink = choose_sink(list(NAMES), table, form, lambda *_: b"", to_folder=True, resume=there)
         assert sink.has(Path("one.nii")) == there

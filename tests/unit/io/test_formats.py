@@ -34,6 +34,7 @@ from app.voting import landmarks
 from app.voting.landmarks import Candidate, Landmark
 from tests.support.slicer_markups import MarkupsFile
 
+WITH_POSITIONS = [form for form in FORMATS if form.name not in ("measurements", "wide")]
 Positions = dict[str, tuple[float, ...] | None]
 """Label -> position in mm, LPS."""
 TOLERANCE_MM = 1e-3
@@ -268,9 +269,7 @@ def test_unknown_format_is_refused(name: str | None, accept: str | None) -> None
         negotiate_format(FORMATS, name, accept)
 
 
-@pytest.mark.parametrize(
-    "form", [form for form in FORMATS if form.name != "measurements"], ids=lambda form: form.name
-)
+@pytest.mark.parametrize("form", WITH_POSITIONS, ids=lambda form: form.name)
 def test_every_format_tells_a_doubtful_position_from_one_that_is_detected(
     form: AnswerFormat,
 ) -> None:
@@ -287,9 +286,7 @@ def test_every_format_tells_a_doubtful_position_from_one_that_is_detected(
     assert "; detected" not in written
 
 
-@pytest.mark.parametrize(
-    "form", [form for form in FORMATS if form.name != "measurements"], ids=lambda form: form.name
-)
+@pytest.mark.parametrize("form", WITH_POSITIONS, ids=lambda form: form.name)
 def test_every_format_tells_how_far_a_landmark_may_be_off(form: AnswerFormat) -> None:
     """Who read Slicer's own files alone was not told that regions are wide, as in noise."""
     found = answer_of({"a": (1.0, 2.0, 3.0)})

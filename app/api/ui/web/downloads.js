@@ -13,32 +13,28 @@ const FORMATS = {
   "fcsv": "Slicer .fcsv (LPS)",
   "long": "CSV, all columns (RAS and LPS)",
   "measurements": "Measurements, CSV",
+  "wide": "Measurements in one row, CSV",
 };
 const BUTTONS = 2;
-const TABLES = ["long", "measurements"];
-// Those of the formats of one scan, which stand between the scan and the model, as in the tables of `landmarkd detect`.
-const COLUMNS = {
-  landmarks: [
-    "label", "status", "confidence", "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
-    "spread_mm", "region95_mm", "decided_by", "description", "warnings",
-  ],
-  measurements: ["name", "value", "unit", "low95", "high95", "reason", "description", "warnings"],
-};
+const MEASURED = ["measurements", "wide"]; // without positions
+const TABLES = ["long", ...MEASURED];
+// As in the table of all scans of `landmarkd detect`, between the scan, and the warnings and the model.
+const COLUMNS = [
+  "label", "status", "confidence", "l", "p", "s", "ras_x_mm", "ras_y_mm", "ras_z_mm", "i", "j", "k",
+  "spread_mm", "region95_mm", "decided_by", "description",
+];
 const NOWHERE = [null, null, null];
-const CELLS = {
-  landmarks: (one) => [
-    one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE), ...(one.ijk ?? NOWHERE),
-    one.spread_mm, one.region95_mm, one.decided_by,
-  ],
-  measurements: (one) => [one.name, one.value, one.unit, ...(one.interval95 ?? [null, null]), one.reason],
-};
+const cellsOf = (one) => [
+  one.name, one.status, one.confidence, ...(one.lps_mm ?? NOWHERE), ...(one.ras_mm ?? NOWHERE), ...(one.ijk ?? NOWHERE),
+  one.spread_mm, one.region95_mm, one.decided_by, one.description,
+];
 
 /** The title of a scan without what says its format. */
 const stemOf = (title) => title.replace(/\.(nii(\.gz)?|gz|nrrd|mha|zip|dcm)(?=$| (frame|series) \d+$)/i, "");
 
 /** Offer an answer with its corrections as they are when a button is pressed; `onProblem` gets null at first. */
 export function offerDownloads(title, edits, onProblem) {
-  const names = Object.keys(FORMATS).filter((name) => name !== "measurements" || edits.original.measurements.length);
+  const names = Object.keys(FORMATS).filter((name) => !MEASURED.includes(name) || edits.original.measurements.length);
   const buttons = names.map((name) => {
     const button = document.createElement("button");
     Object.assign(button, { type: "button", textContent: FORMATS[name] });
@@ -49,7 +45,7 @@ export function offerDownloads(title, edits, onProblem) {
       try {
         const suffix = TABLES.includes(name) ? `${name}.csv` : name;
         save(await convertAnswer(answer, name), `${stemOf(title)}.${suffix}`);
-        if (name !== "measurements") edits.saved = landmarks; // that table holds no positions
+        if (!MEASURED.includes(name)) edits.saved = landmarks;
       } catch (problem) {
         onProblem(problem);
       }
@@ -62,27 +58,40 @@ export function offerDownloads(title, edits, onProblem) {
 
 /** Save the landmarks of those scans of the list that have an answer as one table. */
 export function saveLandmarks(entries) {
-  saveTable("landmarks", namesOf(entries), entries.map(({ edits }) => edits?.answer));
+  const answers = entries.map(({ edits }) => edits?.answer);
+  saveTable("landmarks", namesOf(entries), answers, COLUMNS, ({ landmarks }) => landmarks.map(cellsOf));
 }
 
-/** Save their measurements, which the service computes of corrected landmarks. */
+/**
+ * Save their measurements, which the service computes of corrected landmarks, with one row for each scan, as in the
+ * format `wide` of `landmarkd detect`.
+ */
 export async function saveMeasurements(entries) {
   const given = entries.map(({ edits }) => edits); // the list may change meanwhile
   const names = namesOf(entries);
   const answers = [];
   // One by one: a service does not take any number of requests at once.
   for (const edits of given) answers.push(edits?.decided ? await convertAnswer(edits.answer, "json", "json") : edits?.original);
-  saveTable("measurements", names, answers);
+  const columnOf = ({ name, unit }) => (unit ? `${name}_${unit}` : name);
+  const measured = [...new Set(answers.flatMap((answer) => answer?.measurements.map(columnOf) ?? []))];
+  const columns = [...measured, ...measured.flatMap((name) => [`${name}_low95`, `${name}_high95`]), "reasons"];
+  saveTable("measurements", names, answers, columns, ({ measurements }) => {
+    const found = new Map(measurements.map((one) => [columnOf(one), one]));
+    const bounds = measured.flatMap((name) => found.get(name)?.interval95 ?? [null, null]);
+    const reasons = measurements.filter(({ reason }) => reason).map(({ name, reason }) => `${name}: ${reason}`);
+    return [[...measured.map((name) => found.get(name)?.value), ...bounds, reasons.join(" | ")]];
+  });
 }
 
 const namesOf = (entries) => apart(entries.map(({ name, choice }) => stemOf(titleOf(name, choice))));
 
-function saveTable(what, names, answers) {
+/** Save a table of answers, some of which may be missing; `rowsOf` gives the rows of one, of so many columns. */
+function saveTable(what, names, answers, columns, rowsOf) {
   const rows = answers.flatMap((answer, at) => {
     const ends = answer && [answer.warnings.join(" | "), answer.model.name, answer.model.version];
-    return (answer?.[what] ?? []).map((one) => [names[at], ...CELLS[what](one), one.description, ...ends]);
+    return (answer ? rowsOf(answer) : []).map((row) => [names[at], ...row, ...ends]);
   });
-  const text = [["scan", ...COLUMNS[what], "model", "version"], ...rows].map((row) => `${row.map(cell).join(",")}\n`).join("");
+  const text = [["scan", ...columns, "warnings", "model", "version"], ...rows].map((row) => `${row.map(cell).join(",")}\n`).join("");
   const models = new Set(answers.flatMap((answer) => answer?.model.name ?? []));
   save(new Blob([text], { type: "text/csv" }), `${[...models].join("-")}-${what}.csv`);
 }
