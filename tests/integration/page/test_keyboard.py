@@ -272,8 +272,13 @@ def test_point_is_placed_and_moved_by_keys_in_the_plane_that_has_most_room(
         page.keyboard.press("Enter")
         page.keyboard.press("p")
         assert "Enter takes the crosshair, arrow keys move its point" in text_of(page, "#placing")
+        before = crosshair(page)
+        for key in ("PageUp", "Shift+ArrowLeft"):
+            page.keyboard.press(key)
+        assert_allclose(np.subtract(crosshair(page), before), [2, -20, 0], atol=1.01)
         page.keyboard.press("Enter")
         at = landmark(page, chosen(page))["ras_mm"]
+        assert_allclose(at, crosshair(page), atol=NEAR_MM)
         for key, axis in (("Shift+ArrowUp", 2), ("Shift+ArrowRight", 1)):
             page.keyboard.press(key)
             at[axis] += 2.0
