@@ -27,7 +27,7 @@ Progressed and Settled are events: the worker's ``_emit`` hands them to the even
 on the event loop; they remove the scan from the ``WorkQueue``, where all threads meet. On a CPU,
 the worker hands each batch to one of up to four threads for passes, and a call comes back. Outside
 of requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
-pool of 2 threads; and a daemon thread per device loads models, one folder at a time: of that, the
+pool of 3 threads; and a daemon thread per device loads models, one folder at a time: of that, the
 device worker moves the weights and runs the self-check, in calls that batches come between.
 
 engine         admission, decoding, models; ``Engine.detect``

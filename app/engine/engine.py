@@ -41,8 +41,8 @@ from app.settings import Settings
 
 logger = logging.getLogger("landmarkd.engine")
 
-COMPUTE_THREADS: Final = 2
-"""For work without a model; each piece may take gigabytes."""
+COMPUTE_THREADS: Final = 3
+"""For work without a model; each piece may take gigabytes. One client leaves one to others."""
 
 DECODE_SLOTS: Final = 4
 """For scans that are decoded or prepared; one for each processor, if these are more."""
@@ -112,7 +112,7 @@ class Engine:
         self._reloads: dict[str, asyncio.Task[None]] = {}
         slots = max(DECODE_SLOTS, torch.get_num_threads())
         self._decode_slots = FairBudget(slots, CLIENT_SHARE)
-        self._compute_slots = FairBudget(COMPUTE_THREADS)
+        self._compute_slots = FairBudget(COMPUTE_THREADS, 1 - 1 / COMPUTE_THREADS)
         self._decode_pool = HostPool("decode", slots // 2)
         self._watch()
 

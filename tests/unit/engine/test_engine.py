@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,26 @@ def test_memory_of_a_scan_is_held_until_no_thread_prepares_it(
         go_on.set()
         assert (await second).landmarks
         assert engine.memory.used == 0
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+def test_work_of_one_client_leaves_a_thread_to_that_of_another(tmp_path: Path) -> None:
+    """To convert the largest scans takes many seconds each, a corrected answer a hundredth."""
+    go_on = threading.Event()
+
+    async def scenario() -> None:
+        engine = Engine(toy_settings(toy_models(tmp_path)), Metrics())
+
+        async def work(client: str, convert: Callable[[], bool]) -> bool:
+            with engine.admission.admit(client) as admitted:
+                return await engine.compute(lambda _: convert(), admitted=admitted, memory=1)
+
+        many = [asyncio.create_task(work("anna", lambda: go_on.wait(30))) for _ in range(9)]
+        assert await asyncio.wait_for(work("bert", lambda: not go_on.is_set()), 30)
+        go_on.set()
+        assert all(await asyncio.gather(*many))
         await engine.stop()
 
     asyncio.run(scenario())
