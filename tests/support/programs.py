@@ -1,7 +1,7 @@
 """Programs in processes of their own, which need not import the service anew.
 
 A service is up after some 4 s, nearly all of which are imports that all of them share. A fork
-server does those once: what it forks is up after a tenth of that, and is otherwise the same program.
+server does those once: what it forks is up after a tenth of that, and is otherwise the same.
 """
 
 import os
