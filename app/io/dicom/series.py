@@ -71,7 +71,8 @@ class _Group:
         apart = steps[steps > UNIT_TOLERANCE * first.spacing[0]]  # Several may lie at one place.
         every = f" every {np.median(apart):.4g} mm" if apart.size else ""
         told = [self.told] if self.told else []
-        direction = ACROSS[int(np.abs(normal).argmax())]
+        lies = np.abs(normal)
+        direction = ACROSS[int(lies.argmax())] if lies.max() > 0 else "in no plane"
         return ", ".join([*told, self.describe(), direction + every])
 
 

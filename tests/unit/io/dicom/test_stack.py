@@ -11,6 +11,8 @@ from app.errors import BadGeometry
 from app.geometry import LPS_FROM_RAS, Affine, transform
 from app.io.dicom.image import PixelType, Plane
 from app.io.dicom.stack import stack_planes
+from app.io.volume import check_header
+from tests.support.dicom_files import as_dicom, zipped
 
 PIXELS = PixelType("1.2.840.10008.1.2.1", rows=6, columns=5, dtype=np.dtype("<i2"), bits=16)
 AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
@@ -153,3 +155,12 @@ def test_steps_that_grow_are_no_stack_though_each_is_near_the_one_before() -> No
     positions[:, 2] = START_MM + np.cumsum(np.linspace(0.95, 1.05, 40))
     with pytest.raises(BadGeometry, match=r"image \d+ of 40 0\.4\d* mm beside its place"):
         stack(positions)
+
+
+@pytest.mark.parametrize("orientation", [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 0]])
+def test_images_whose_directions_span_no_plane_are_listed_as_in_none(
+    orientation: list[int],
+) -> None:
+    none = as_dicom(ImageOrientationPatient=orientation)
+    with pytest.raises(BadGeometry, match=r"mm, in no plane[;)]"):
+        check_header(zipped([*as_dicom(), *none]))
