@@ -49,15 +49,33 @@ def shown(page: Page, name: str) -> np.ndarray:
     return drawn(page)
 
 
+def with_other_line_ends(voxels: np.ndarray, affine: np.ndarray) -> bytes:
+    """Write MetaImage with the line ends of Windows, of which NiiVue takes some for voxels."""
+    head, _, stored = as_metaimage(voxels, affine).partition(b"LOCAL\n")
+    return head.replace(b"\n", b"\r\n") + b"LOCAL\r\n" + stored
+
+
+def requests_of(page: Page) -> list[str]:
+    """List what the page asks for from now on to be converted, by its query."""
+    asked: list[str] = []
+
+    def note(url: str) -> None:
+        _, found, query = url.partition("page/scan?")
+        if found:
+            asked.append(query)
+
+    page.on("request", lambda request: note(request.url))
+    return asked
+
+
 def test_dicom_is_drawn_as_the_same_scan_in_nifti_and_sent_for_it_once(
     browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
 ) -> None:
-    asked: list[str] = []
     with opened(browser, page_service.url, **OVER) as page:
-        page.on("request", lambda request: asked.append(request.url))
+        asked = requests_of(page)
         drop(page, ("plain.nii", as_nifti_1(VOXELS, VOLUME.affine)))
         plain = shown(page, "plain.nii")
-        assert not any("page/scan" in each for each in asked)
+        assert asked == []
         drop(page, ("study.zip", zipped([*SCOUT, *SLICES])))
         page.wait_for_selector("#ask-choice", state="visible")
         page.click("#ask-choice button")
@@ -69,8 +87,44 @@ def test_dicom_is_drawn_as_the_same_scan_in_nifti_and_sent_for_it_once(
         page.wait_for_selector('#facts:text("plain.nii")')
         page.click("#after")
         assert np.abs(shown(page, "study.zip series 0") - plain).mean() < SAME_GREY
-    ways = [each.partition("page/scan?")[2] for each in asked if "page/scan" in each]
-    assert ways == ["", "series=0"]
+        assert asked == ["series=0"]
+
+
+def test_bytes_that_niivue_takes_for_voxels_are_not_drawn(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    with opened(browser, page_service.url, **OVER) as page:
+        drop(page, ("plain.nii", as_nifti_1(VOXELS, VOLUME.affine)))
+        plain = shown(page, "plain.nii")
+        drop(page, ("odd.mha", with_other_line_ends(VOXELS, VOLUME.affine)))
+        assert np.abs(shown(page, "odd.mha") - plain).mean() < SAME_GREY
+
+
+def test_scan_that_is_not_answered_is_not_sent_again(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    with opened(browser, page_service.url) as page:
+        asked = requests_of(page)
+        drop(page, ("broken.zip", zipped(SLICES)[:-40]))
+        page.wait_for_selector("#problem", state="visible")
+        page.wait_for_selector("#welcome", state="visible")
+        assert page.is_hidden("#unseen")
+        assert not asked
+
+
+def test_few_converted_files_are_kept(browser: Browser, page_service: ServiceProcess) -> None:
+    study = zipped(as_dicom(VOXELS[::2, ::2, ::2], VOLUME.affine @ np.diag([2, 2, 2, 1])))
+    with opened(browser, page_service.url) as page:
+        asked = requests_of(page)
+        for number in range(5):
+            drop(page, (f"{number}.zip", study))
+            page.wait_for_selector(f'#facts:text("{number}.zip")')
+        assert len(asked) == 5
+        for number, sent in ((3, 5), (1, 5), (0, 6)):
+            page.click(f"#scans li:nth-child({number + 1})")
+            page.wait_for_selector(f'#facts:text("{number}.zip")')
+            assert page.is_hidden("#unseen")
+            assert len(asked) == sent
 
 
 @pytest.mark.parametrize("write", [as_nifti_1, as_nrrd, as_metaimage])

@@ -247,28 +247,58 @@ def test_scan_is_sent_to_the_graphics_card_once(
         assert page.evaluate("sent") == number + 1
 
 
-def test_scan_of_which_the_viewer_takes_frames_for_an_axis_is_not_shown(
+def test_scan_of_which_the_viewer_takes_frames_for_an_axis_is_converted(
     browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
 ) -> None:
     with opened(browser, page_service.url) as page:
+        drop(page, ("plain.nii", written()))
+        page.wait_for_selector("#rows tr")
+        choose(page, "ball")
+        plain = drawn(page)
         drop(page, ("sequence.seq.nrrd", frames_first()))
+        page.wait_for_selector("#ask-choice", state="visible")
         page.fill("#choice", "1")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#rows tr")
-        assert text_of(page, "#unseen") == "The viewer cannot show this scan."
-        assert page.is_visible("#unseen")
-        assert page.is_hidden("#views")
-        assert page.evaluate("landmarkd.viewer.nv.volumes.length") == 0
+        page.wait_for_selector('#facts:text("sequence.seq.nrrd frame 1")')
+        assert page.is_hidden("#unseen")
+        choose(page, "ball")
+        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
         for one in answer:
             if one["ras_mm"]:
                 found = landmark(page, one["name"])["ras_mm"]
                 assert_allclose(found, one["ras_mm"], atol=VOXEL_MM)
-        # Corrections and another scan go on.
-        page.keyboard.press("a")
-        drop(page, ("plain.nii", written()))
-        page.wait_for_selector('#facts:text("plain.nii")')
-        assert page.is_hidden("#unseen")
-        assert page.is_visible("#views")
+
+
+def test_rings_are_faint_by_their_distance_from_the_slice_that_is_drawn_of_an_oblique_scan(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """It is one of the scan: 50 voxels beside the crosshair, it lies 17 mm above the plane."""
+    rotation = np.array([[1.0, 0.0, 0.0], [0.0, 0.94, -0.34], [0.0, 0.34, 0.94]])
+    oblique = np.eye(4)
+    oblique[:3, :3] = rotation
+    image = nib.Nifti1Image(np.rint(VOLUME.voxels).astype(np.int16), oblique)
+    image.header.set_xyzt_units("mm")
+    at, beside = (transform(oblique, np.array(ijk)) for ijk in ([40, 30, 40], [40, 80, 40]))
+    level = [*beside[:2], at[2]]
+    opacity = """([at, mm]) => {
+        const { viewer } = landmarkd;
+        viewer.setLandmarks([{ name: "a", status: "detected", ras_mm: mm, region95_mm: null }]);
+        viewer.select(-1, at);
+        return viewer.markers.marks.find((mark) => mark.plane === 0)?.opacity ?? 0;
+    }"""
+    with opened(browser, page_service.url, has_touch=True) as page:
+        drop(page, ("oblique.nii", image.to_bytes()))
+        page.wait_for_selector('#facts:text("oblique.nii")')
+        assert page.evaluate(opacity, [at.tolist(), beside.tolist()]) == 1
+        assert page.evaluate(opacity, [at.tolist(), [float(mm) for mm in level]]) == 0
+        # What one places there by hand lies in that slice, too.
+        page.evaluate(opacity, [at.tolist(), beside.tolist()])
+        mark = mark_of(page, "a", 0)
+        page.keyboard.press("p")
+        page.touchscreen.tap(mark["x"], mark["y"])
+        page.wait_for_selector("#decided:not(:empty)")
+        placed = page.evaluate("landmarkd.viewer.crosshair")
+        assert_allclose(placed, beside, atol=1.5)
 
 
 def test_point_that_is_dragged_out_of_the_scan_stays_at_its_edge(

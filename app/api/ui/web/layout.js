@@ -22,6 +22,9 @@ export function arrange(size, width, height) {
   return { tiles: [{ sliceType: main, position: position(0, MAIN_PART, 0, 1) }, ...others], layout: 0 };
 }
 
+/** Where the slice in a tile of NiiVue's lies, through its plane: slices of an oblique scan are not along the axes of the world. */
+export const depthAt = ({ AxyzMxy: [x, y, z, byX, byY] }, right, high) => z + byY * (high - y) - byX * (right - x);
+
 /** The layout that shows all four the largest; NiiVue would compare three planes, and then add 3D. */
 function largest([x, y, z], width, height) {
   const side = Math.max(x, y, z); // of 3D

@@ -59,8 +59,10 @@ function look(entry) {
   if (entry.model) element("model").value = entry.model;
   element("welcome").hidden = element("about").hidden = true;
   if (state.viewer) element("unseen").hidden = true; // what it says is of the scan before
+  state.settle?.(false);
+  const answered = new Promise((resolve) => (state.settle = resolve));
   // One at a time: NiiVue does not load two scans at once.
-  state.shown = state.shown.then(() => entry === queue.current && showScan(entry));
+  state.shown = state.shown.then(() => entry === queue.current && showScan(entry, answered));
   present(entry);
   queue.reveal();
 }
@@ -83,7 +85,9 @@ function again(entries, changes) {
 async function present(entry) {
   queue.render();
   if (entry !== queue.current) return;
-  element("work").hidden = !["waiting", "working"].includes(entry.state);
+  const isOpen = ["waiting", "working"].includes(entry.state);
+  if (!isOpen) state.settle(Boolean(entry.edits));
+  element("work").hidden = !isOpen;
   element("problem").hidden = !entry.problem;
   showChoice(entry);
   if (entry.state === "waiting") showProgress({ stage: "waiting" });
@@ -109,12 +113,9 @@ function showAnswer(entry, visible) {
   entry.selected ??= nearestToAll(edits.landmarks);
   results.show(edits.answer, title);
   offerDownloads(title, edits, (problem) => entry.edits === edits && showAt(entry, problem, "not downloaded"));
-  state.visible = visible && state.viewer.setGeometry(edits.original.volume);
-  if (visible && !state.visible) {
-    state.viewer.clear();
-    state.shown = Promise.resolve(explain(UNSEEN));
-  }
-  if (state.visible) {
+  state.visible = visible;
+  if (visible) {
+    state.viewer.setGeometry(edits.original.volume);
     state.viewer.setLandmarks(edits.landmarks);
     element("names").checked = state.viewer.names;
   }
@@ -220,12 +221,12 @@ function measureSoon(entry) {
   }, REST_MS);
 }
 
-/** Show a scan in the viewer; return whether it is shown. */
-async function showScan({ file, choice }) {
+/** Show a scan in the viewer, as `Viewer.show`; return whether it is shown. */
+async function showScan(entry, answered) {
   await viewing;
   if (!state.viewer) return false;
   try {
-    await state.viewer.show(file, choice);
+    await state.viewer.show(entry, answered);
     state.viewer.window("auto");
     return explain("");
   } catch (error) {

@@ -4,7 +4,7 @@ import { Balls } from "./balls.js";
 import { nameOfRange, prepare, rangesOf } from "./contrast.js";
 import { suffixOf } from "./files.js";
 import { invert, transform } from "./geometry.js";
-import { arrange, PLANES, RENDER_TILE } from "./layout.js";
+import { arrange, depthAt, PLANES, RENDER_TILE } from "./layout.js";
 import { Markers } from "./markers.js";
 import { convertScan } from "./service.js";
 
@@ -17,7 +17,7 @@ const OPTIONS = {
   fontMinPx: 12,
   dragAndDropEnabled: false,
   showAllOrientationMarkers: true,
-  isSliceMM: true, // slices along world axes, so that points align with oblique scans
+  isSliceMM: true, // slices of the scan, seen along world axes, so that points align with oblique scans
   multiplanarShowRender: 1,
   tileMargin: 2,
   meshXRay: 0.8, // points are visible through the surface of the scan
@@ -31,6 +31,7 @@ const HEATMAP = { colormap: "redyell", opacity: 0.6 };
 const CLEAR_BELOW = 2; // NiiVue's code: the lower a value is below `cal_min`, the clearer
 const STILL_PX = 4; // a shorter drag is a click
 const MAX_NAMES = 20; // more are hidden at first, because they overlap
+const MAX_CONVERTED = 4; // as files, which are as large as scans
 
 /** A viewer, or null where there is no NiiVue or no WebGL 2. */
 export async function makeViewer(canvas, labels, callbacks) {
@@ -53,7 +54,7 @@ class Viewer {
   #names = null; // as somebody chose
   #placing = false;
   #abort = null; // of the scan that is being shown
-  #converted = new WeakMap(); // files, by the choice of their scan
+  #converted = new Map(); // files, by the choice of their scan
 
   /**
    * `onSelect` and `onHover` get the index of a landmark in the answer; `onMove` an index and `onPlace` nothing
@@ -88,31 +89,40 @@ class Viewer {
     for (const kind of ["touchstart", "touchmove"]) canvas.parentElement.addEventListener(kind, guard, { capture: true });
   }
 
-  /** Show a scan without landmarks; `choice` has the frame or series of a file with several. */
-  async show(file, choice) {
+  /** Show a scan of the list without landmarks; `answered` resolves to whether there are any, once that is known. */
+  async show(entry, answered) {
     this.clear();
     const { signal } = (this.#abort = new AbortController());
-    const suffix = await suffixOf(file);
-    try {
-      return await this.#load(file, suffix, choice.frame);
-    } catch {
-      // The service reads more than NiiVue, such as DICOM. It is sent once more, but not whenever it is shown.
-      const convert = () => convertScan(file, choice, signal).finally(() => signal.throwIfAborted());
-      const converted = this.#converted.get(choice) ?? (await convert());
-      this.#converted.set(choice, converted);
-      await this.#load(converted, "nii.gz");
-    }
+    const suffix = await suffixOf(entry.file);
+    const convert = async () => this.#read(await this.#convert(entry, answered, signal), "nii.gz");
+    const volume = await this.#read(entry.file, suffix).catch(convert).finally(() => signal.throwIfAborted());
+    // Here it has not been sent to the graphics card, and each change afterwards sends it again.
+    prepare(volume, entry.choice.frame ?? 0);
+    this.nv.addVolume(volume);
   }
 
-  async #load(file, suffix, frame = 0) {
-    // Here it has not been sent to the graphics card, and each change afterwards sends it again.
-    this.nv.addVolume = (volume) => {
-      delete this.nv.addVolume;
-      prepare(volume, frame);
-      this.nv.addVolume(volume);
-    };
+  /**
+   * The service reads more than NiiVue, such as DICOM. A scan is sent for that once more, but neither beside the request
+   * for its landmarks, nor if there are none, nor whenever it is shown.
+   */
+  async #convert({ file, choice }, answered, signal) {
+    if (!this.#converted.has(choice)) {
+      if (!(await answered)) throw new Error("no answer");
+      this.#converted.set(choice, await convertScan(file, choice, signal));
+      if (this.#converted.size > MAX_CONVERTED) this.#converted.delete(this.#converted.keys().next().value);
+    }
+    return this.#converted.get(choice);
+  }
+
+  /** Have NiiVue read a file; throws if it does not, or not the voxels that are there. */
+  async #read(file, suffix) {
+    let volume = null;
+    this.nv.addVolume = (read) => (volume = read);
     // NiiVue recognises formats by name, which may be missing or wrong.
-    await this.nv.loadFromFile(new File([file], `scan.${suffix}`));
+    await this.nv.loadFromFile(new File([file], `scan.${suffix}`)).finally(() => delete this.nv.addVolume);
+    // Of some MetaImage files it takes other bytes for voxels, more or fewer; of NRRD, frames that come first for an axis.
+    if (!Number.isInteger(volume.nFrame4D) || (suffix === "nrrd" && volume.hdr.dims[0] > 3)) throw new Error("misread");
+    return volume;
   }
 
   clear() {
@@ -123,22 +133,17 @@ class Viewer {
     for (const volume of [...this.nv.volumes]) this.nv.removeVolume(volume);
   }
 
-  /**
-   * Put the scan where the service read it: NiiVue may prefer another form of a NIfTI file, and takes any unit for mm.
-   * Return whether it has the same voxels: in an NRRD file whose frames come before the axes in space, it has not.
-   */
-  setGeometry({ shape, affine, spacing_mm }) {
+  /** Put the scan where the service read it: NiiVue may prefer another form of a NIfTI file, and takes any unit for mm. */
+  setGeometry({ affine, spacing_mm }) {
     const [volume] = this.nv.volumes;
-    if (shape.some((size, axis) => size !== volume.hdr.dims[axis + 1])) return false;
     const { affine: before, pixDims } = volume.hdr;
     const [given, read] = [[...affine, spacing_mm].flat(), [...before, [...pixDims].slice(1, 4)].flat()];
-    if (given.every((value, index) => Math.abs(value - read[index]) < SAME_MM)) return true;
+    if (given.every((value, index) => Math.abs(value - read[index]) < SAME_MM)) return;
     const at = transform(invert(before), this.crosshair);
     pixDims.splice(1, 3, ...spacing_mm);
     volume.setAffine(affine);
     this.nv.updateGLVolume();
     this.nv.scene.crosshairPos = this.nv.mm2frac(transform(affine, at));
-    return true;
   }
 
   /** Show the landmarks of a scan, new or changed ones; `select` shows which one is chosen. */
@@ -299,7 +304,7 @@ class Viewer {
     const marks = this.#marks(({ mm, region }) => {
       const depth = Math.max(this.#side / 40, region ?? 0);
       const thickness = Math.max(...this.nv.volumes[0].hdr.affine[through].slice(0, 3).map(Math.abs)); // of the slice
-      const off = Math.max(Math.abs(mm[through] - at[through]) - thickness / 2, 0);
+      const off = Math.max(Math.abs(mm[through] - depthAt(tile, mm[across], mm[up])) - thickness / 2, 0);
       if (off > depth) return null;
       const radius = region === null ? RING_PX : Math.max((region * box.width) / Math.abs(tile.fovMM[0]), MIN_RING_PX);
       const opacity = off ? 0.75 - 0.6 * (off / depth) : 1;
@@ -323,15 +328,15 @@ class Viewer {
     return tile && tile.axCorSag !== RENDER_TILE ? tile : null;
   }
 
-  /** The position in mm at a point of a plane; `depth` is its coordinate through the plane. */
-  #mmAt(tile, x, y, depth) {
+  /** The position in mm at a point of a plane; `depth` is its coordinate through the plane, if not that of the slice. */
+  #mmAt(tile, x, y, depth = null) {
     const scale = this.canvas.width / this.canvas.clientWidth;
     const [left, top, width, height] = tile.leftTopWidthHeight;
     const [across, up, through] = PLANES[tile.axCorSag];
     const mm = [0, 0, 0];
     mm[across] = tile.leftTopMM[0] + ((x * scale - left) / width) * tile.fovMM[0];
     mm[up] = tile.leftTopMM[1] + (1 - (y * scale - top) / height) * tile.fovMM[1];
-    mm[through] = depth;
+    mm[through] = depth ?? depthAt(tile, mm[across], mm[up]);
     return mm;
   }
 
@@ -368,7 +373,7 @@ class Viewer {
     if (pressed.mm && pressed.moved) {
       this.onMove(pressed.mark.index, this.#dragged(pressed, event.offsetX, event.offsetY));
     } else if (this.#placing && tile && !pressed.moved) {
-      this.onPlace(this.#mmAt(tile, pressed.x, pressed.y, this.crosshair[PLANES[tile.axCorSag][2]]));
+      this.onPlace(this.#mmAt(tile, pressed.x, pressed.y));
     } else if (pressed.mark && !pressed.moved) {
       // A drag in 3D turns the scan; it does not select.
       this.onSelect(pressed.mark.index);
