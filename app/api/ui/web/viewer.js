@@ -93,9 +93,8 @@ class Viewer {
   async show(entry, answered) {
     this.clear();
     const { signal } = (this.#abort = new AbortController());
-    const suffix = await suffixOf(entry.file);
     const convert = async () => this.#read(await this.#convert(entry, answered, signal), "nii.gz");
-    const volume = await this.#read(entry.file, suffix).catch(convert).finally(() => signal.throwIfAborted());
+    const volume = await this.#read(entry.file, await suffixOf(entry.file)).catch(convert).finally(() => signal.throwIfAborted());
     // Here it has not been sent to the graphics card, and each change afterwards sends it again.
     prepare(volume, entry.choice.frame ?? 0);
     this.nv.addVolume(volume);
@@ -294,7 +293,6 @@ class Viewer {
 
   #inPlane(tile, scale, box) {
     const [across, up, through] = PLANES[tile.axCorSag];
-    const at = this.crosshair;
     const place = (mm) => {
       const [left, top, width, height] = tile.leftTopWidthHeight.map((each) => each / scale);
       const right = (mm[across] - tile.leftTopMM[0]) / tile.fovMM[0];
@@ -311,7 +309,7 @@ class Viewer {
       return { ...place(mm), radius, opacity, plane: tile.axCorSag, tile, sized: region !== null };
     });
     const chosen = marks.find(({ index }) => index === this.#selected);
-    return { box, cross: { ...place(at), gap: (chosen?.radius ?? RING_PX) + 3 }, marks };
+    return { box, cross: { ...place(this.crosshair), gap: (chosen?.radius ?? RING_PX) + 3 }, marks };
   }
 
   #marks(place) {
