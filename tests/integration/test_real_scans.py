@@ -229,7 +229,7 @@ def test_a_skull_as_series_with_a_gap_a_tilt_and_a_second_one_is_refused_or_answ
     both = zipped([*scout, *images[::-1]])
     asked = service.post(url, content=both, params=query, headers=RAW)
     assert asked.status_code == 422
-    assert f"series 0: {voxels.shape[2]} images" in asked.json()["detail"]
+    assert f'series 0: "{PATIENT}", {voxels.shape[2]} images' in asked.json()["detail"]
     chosen = post(service, both, series=0)["landmarks"]
     assert [mark["lps_mm"] for mark in chosen] == [
         mark["lps_mm"] for mark in post(service, zipped(images))["landmarks"]
