@@ -278,7 +278,9 @@ def test_rings_are_faint_by_their_distance_from_the_slice_that_is_drawn_of_an_ob
     oblique[:3, :3] = rotation
     image = nib.Nifti1Image(np.rint(VOLUME.voxels).astype(np.int16), oblique)
     image.header.set_xyzt_units("mm")
-    at, beside = (transform(oblique, np.array(ijk)) for ijk in ([40, 30, 40], [40, 80, 40]))
+    at, beside = (
+        transform(oblique, np.array(ijk, dtype=np.float64)) for ijk in ([40, 30, 40], [40, 80, 40])
+    )
     level = [*beside[:2], at[2]]
     opacity = """([at, mm]) => {
         const { viewer } = landmarkd;
