@@ -1,4 +1,4 @@
-"""Fills numba's tables of functions, which takes as long as all other of a forked start."""
+"""Fills numba's tables of functions when it is imported: half of what a fork would do to start."""
 
 from numba.core.registry import cpu_target
 
