@@ -7,6 +7,7 @@ identify a patient. Of an exception, its type and the functions of its traceback
 import json
 import logging
 import re
+import sys
 import time
 import traceback
 import warnings
@@ -42,7 +43,8 @@ def configure_logging(
     logging.captureWarnings(capture=True)
     names = [*logging.root.manager.loggerDict]  # A copy: another thread may add to it.
     for logger in map(logging.getLogger, filter(TEXT_WRITERS.match, names)):
-        if any(type(one) is logging.StreamHandler for one in logger.handlers):
+        # PyTorch from 2.14 on has a class of its own for it.
+        if any(getattr(one, "stream", None) is sys.stderr for one in logger.handlers):
             logger.handlers.clear()
             logger.propagate = True
     # It logs every request of the demo, which the service logs, too.
