@@ -207,7 +207,7 @@ def _read_table(path: Path, columns: list[str], *, is_wide: bool) -> tuple[list[
             "a spreadsheet?"
         ) from error
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline=None)) if row]
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
     except csv.Error as error:  # Such as a quotation mark that has no second one.
         raise BadParameter(f"--resume: expected a table as CSV, got {path}: {error}") from error
     # A column that was added, moved or left out would shift what is appended.

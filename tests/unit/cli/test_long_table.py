@@ -65,12 +65,15 @@ def test_a_scan_with_a_carriage_return_in_its_name_is_resumed_and_read(tmp_path:
 
 
 def test_a_description_of_several_lines_stays_one_cell(tmp_path: Path) -> None:
-    """One with a carriage return alone, as of an old Mac, ended the command in a traceback."""
+    """One with a carriage return alone, as of an old Mac, ended the command in a traceback.
+
+    A resumed run wrote ends of its lines as those of Unix.
+    """
     table, told = tmp_path / "all.csv", 'old\rMac, "Windows"\r\nUnix\n'
     answer = make_answer(["a"], np.eye(3)[:1])
     point = answer.landmarks[0].model_copy(update={"description": told})
-    sink = LongTable(table, NAMES, resume=False)
-    for path in NAMES:
+    for path, name in NAMES.items():
+        sink = LongTable(table, {path: name}, resume=True)
         sink.write(path, answer.model_copy(update={"landmarks": [point]}))
     with table.open(encoding="utf-8", newline="") as file:
         assert [row["description"] for row in csv.DictReader(file)] == [told, told]
