@@ -5,24 +5,13 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from app.cli.terminal import console
-from app.compute import choose_devices, has_compiled_loops, limit_threads
+from app.compute import choose_device, has_compiled_loops, limit_threads
 from app.errors import BadParameter, UnknownModel
 from app.inference import Detector, answer_scan, load_checked, model_ref
 from app.io import LandmarksAnswer, Selection, VolumeLimits, read_volume
 from app.model import LoadedModel, choose_version, read_manifest, scan_models, split_name
 from app.settings import Settings, spell_out
-
-
-def first_device(settings: Settings) -> torch.device:
-    """Return the first of the service's devices.
-
-    Raises:
-        StartupError: This machine has no such device.
-    """
-    return choose_devices(settings.device)[0].device
 
 
 def load_model(folder: Path, settings: Settings) -> LoadedModel:
@@ -36,7 +25,7 @@ def load_model(folder: Path, settings: Settings) -> LoadedModel:
     if console.is_terminal and not has_compiled_loops():
         console.print("Compiling loops: once on this machine, for half a minute or more.")
     allow = settings.allow_torchscript
-    device = first_device(settings)
+    device = choose_device(settings.device)
     return load_checked(folder, device, settings.precision, allow_torchscript=allow)
 
 

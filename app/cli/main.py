@@ -319,7 +319,7 @@ def check(
 
 def _verify_precisions(folder: Path, scans: list[Path], settings: Settings) -> None:
     """Measure how far landmarks shift in precisions below float32, and write it to the manifest."""
-    from app.cli.local import first_device
+    from app.compute import choose_device
     from app.inference import verify_precisions
     from app.io import read_volume
     from app.model import write_precisions
@@ -327,9 +327,8 @@ def _verify_precisions(folder: Path, scans: list[Path], settings: Settings) -> N
     def volumes() -> Iterator[Volume]:
         return (read_volume(read_scan(path)) for path in scans)
 
-    results = verify_precisions(
-        folder, volumes, first_device(settings), allow_torchscript=settings.allow_torchscript
-    )
+    device, allow = choose_device(settings.device), settings.allow_torchscript
+    results = verify_precisions(folder, volumes, device, allow_torchscript=allow)
     shifts_mm = {}
     for result in results:
         if result.shift_mm is None:

@@ -78,32 +78,27 @@ def call_here(function: Callable[[], Result], /) -> Result:
 
 
 def choose_device(setting: str) -> torch.device:
-    """Find the one device that a setting names.
-
-    Args:
-        setting: ``auto`` (CUDA when there is one, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
-
-    Returns:
-        The device, known to be there.
+    """Find the first device that a setting names, for whatever runs on one; see ``choose_devices``.
 
     Raises:
-        StartupError: The setting names no device, or one that this machine lacks.
+        StartupError: As ``choose_devices``.
     """
-    return _find_device(setting).device
+    return choose_devices(setting)[0].device
 
 
 def choose_devices(setting: str) -> tuple[NamedDevice, ...]:
     """Find the devices that a setting names, each of which is to have a thread of its own.
 
     Args:
-        setting: As for ``choose_device``, or several such names with commas between them, or
-            ``all``: every CUDA device. ``cpu:0,cpu:1`` runs two networks on the CPU at once.
+        setting: ``auto`` (CUDA when there is one, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``,
+            or several such names with commas between them, or ``all``: every CUDA device.
+            ``cpu:0,cpu:1`` runs two networks on the CPU at once.
 
     Returns:
         The devices, known to be there, in the order of the setting.
 
     Raises:
-        StartupError: As ``choose_device``, or the setting names a device twice.
+        StartupError: The setting names no device, one twice, or one that this machine lacks.
     """
     if setting == "all":
         count = _cuda_count()

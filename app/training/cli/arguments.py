@@ -31,7 +31,9 @@ MissingIs = Annotated[
     Literal["unknown", "absent"],
     typer.Option("--missing", help="How to count a landmark without a position."),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+Device = Annotated[
+    str, typer.Option(envvar="LANDMARKD_DEVICE", help="auto, cpu or cuda:N; the first of several.")
+]
 
 
 def finite(number: float | None) -> float | None:

@@ -49,6 +49,7 @@ def test_several_names_are_several_devices_though_torch_knows_only_one_cpu() -> 
     found = choose_devices("cpu:0, cpu:1")
     assert [one.name for one in found] == ["cpu:0", "cpu:1"]
     assert {one.device for one in found} == {torch.device("cpu")}
+    assert choose_device("cpu:0, cpu:1") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["cpu:0,cpu:0", "cpu,cpu"])

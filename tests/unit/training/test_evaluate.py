@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
+from app.errors import StartupError
 from app.measurements import MeasurementSpec
 from app.training.cli.arguments import load_model, make_console
 from app.training.data.issues import Issue, issue_table
@@ -68,6 +69,18 @@ def report(phantoms: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (data / "stderr").write_text(result.stderr)
     assert result.exit_code == 1, result.output
     return data
+
+
+def test_device_is_that_of_the_settings_unless_the_command_names_one(
+    phantoms: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What trains and measures took the first GPU, whatever the settings said."""
+    monkeypatch.setenv("LANDMARKD_DEVICE", "cuda:99,cpu")
+    data = ["--scans", str(phantoms / "scans"), "--landmarks", str(phantoms / "landmarks")]
+    for given, name in ([], "cuda:99"), (["--device", "cuda:98"], "cuda:98"):
+        result = CliRunner().invoke(app, ["evaluate", str(MODEL), *data, *given])
+        assert isinstance(result.exception, StartupError)
+        assert f"expected a CUDA device {name}" in str(result.exception)
 
 
 def read(path: Path) -> list[dict[str, str]]:
