@@ -34,6 +34,7 @@ class Tag(IntEnum):
     """Tags of the values that are kept, by their keywords in PS3.6."""
 
     TransferSyntaxUID = 0x00020010
+    SpecificCharacterSet = 0x00080005
     ImageType = 0x00080008
     SOPClassUID = 0x00080016
     SOPInstanceUID = 0x00080018
@@ -64,7 +65,9 @@ class Tag(IntEnum):
 
 VALUES: Final = frozenset(Tag)
 
-TOLD: Final = frozenset((Tag.SeriesDescription, Tag.RepetitionTime, Tag.EchoTime))
+TOLD: Final = frozenset(
+    (Tag.SpecificCharacterSet, Tag.SeriesDescription, Tag.RepetitionTime, Tag.EchoTime)
+)
 """Of these, which a scan does not need, one that is too long is passed over."""
 
 DIRECTORY: Final = 0x00041220

@@ -41,6 +41,9 @@ SERIES_NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,6}")
 TOLD_CHARACTERS: Final = 64
 """Of a SeriesDescription; DICOM allows no more."""
 
+CHARACTER_SETS: Final = re.compile("ISO_IR 1(01|09|10|26|27|38|44|48|66)|GB18030|GBK")
+"""Those that Python knows by these names, without Latin-1, as which many declare UTF-8."""
+
 MOSAICS: Final = frozenset((b"MOSAIC", b"VFRAME"))
 """What Siemens and United Imaging write into ImageType where slices lie side by side."""
 
@@ -194,8 +197,9 @@ def _kind(values: Mapping[int, bytes]) -> str:
 def _told(values: Mapping[int, bytes]) -> str:
     """Describe a series as people choose it, for whoever sent it."""
     text = values.get(Tag.SeriesDescription, b"").strip(b" \0")
+    declared = values.get(Tag.SpecificCharacterSet, b"").decode("latin-1").strip(" \0")
     try:
-        words = text.decode()
+        words = text.decode(declared if CHARACTER_SETS.fullmatch(declared) else "utf-8")
     except UnicodeDecodeError:
         words = text.decode("latin-1")
     parts = [f'"{show_controls(words[:TOLD_CHARACTERS])}"'] if words else []
