@@ -134,6 +134,11 @@ class Manifest(Section):
         return math.lcm(self.input.divisor, self.network.output_stride)
 
     @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of its networks within that of the model: of the first, of the second if any."""
+        return (".",) if self.refine is None else (".", self.refine.folder)
+
+    @property
     def channels(self) -> tuple[int, int]:
         """How many channels of a dense output are scores, and how many are offsets."""
         background = self.network.activation == "softmax"

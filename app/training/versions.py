@@ -107,8 +107,7 @@ def finish(candidate: Path) -> None:
 
 def keep_measured(before: Path, after: Path) -> None:
     """Give a version the regions and widths of intervals of the one before; training drops them."""
-    refine = read_manifest(before).refine
-    for name in [*([refine.folder] if refine else []), "."]:
+    for name in reversed(read_manifest(before).folders):
         known = _tables(read_document(before / name).unwrap())
         with editing(after / name) as document:
             for table, old in zip(_tables(document), known, strict=True):

@@ -322,8 +322,7 @@ def write_calibration(folder: Path, calibration: Calibration) -> None:
     The second network's is written first: with half of both, the hash of it in the first one's does
     not fit, so that nobody serves these.
     """
-    refine = read_manifest(folder).refine
-    folders = [folder] if refine is None else [folder, folder / refine.folder]
+    folders = [folder / name for name in read_manifest(folder).folders]
     for inner, thresholds in reversed([*zip(folders, calibration.thresholds, strict=True)]):
         regions = calibration.regions if inner == folders[-1] else {}
         with editing(inner) as document:

@@ -72,8 +72,7 @@ def compare_versions(
         outcomes: Of both versions on the cases.
     """
     manifests = [read_manifest(folder) for folder in (before, after)]
-    finest = before if manifests[0].refine is None else before / manifests[0].refine.folder
-    voxel_mm = min(read_manifest(finest).input.spacing_mm)
+    voxel_mm = min(read_manifest(before / manifests[0].folders[-1]).input.spacing_mm)
     radius_mm = manifests[0].voting.radius_mm
     version = manifests[0].version
     placed = {

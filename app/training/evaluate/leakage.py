@@ -82,9 +82,7 @@ def describe_leaked(leaked: Sequence[str]) -> str:
 
 def _records(folder: Path) -> list[dict[str, Any] | None]:
     """Read the record of each network of a model; None of one that has none."""
-    refine = read_manifest(folder).refine
-    folders = [folder] if refine is None else [folder, folder / refine.folder]
-    return [read_record(inner) for inner in folders]
+    return [read_record(folder / name) for name in read_manifest(folder).folders]
 
 
 def _is_among(files: SpecimenFiles, digests: Set[str], voxels: Set[str]) -> bool:
