@@ -47,17 +47,20 @@ def finite(number: float | None) -> float | None:
     return number
 
 
-def require_extra() -> None:
-    """Check that the packages which only the trainer needs are installed.
+def prepare() -> None:
+    """Check that what only the trainer needs is installed, and take as many threads as a service.
 
     Raises:
-        StartupError: One is not.
+        StartupError: Something is not, or a setting cannot be used.
     """
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         raise StartupError(
             f"this command needs {', '.join(missing)}: pip install 'landmarkd[train]'"
         )
+    from app.compute import limit_threads
+
+    limit_threads(read_settings().threads)
 
 
 def load_model(folder: Path, device: str) -> "LoadedModel":

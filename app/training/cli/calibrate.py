@@ -14,7 +14,7 @@ from app.training.cli.arguments import (
     load_model,
     make_console,
     pair_scans,
-    require_extra,
+    prepare,
 )
 
 Only = Annotated[
@@ -45,7 +45,7 @@ def calibrate(
     trained with folds, each scan is answered by the model that was trained without it, so that all
     of them count.
     """
-    require_extra()
+    prepare()
     from app.compute import choose_device
     from app.training.calibrate.calibration import (
         calibrate_model,

@@ -17,7 +17,7 @@ from app.training.cli.arguments import (
     load_model,
     make_console,
     pair_scans,
-    require_extra,
+    prepare,
 )
 
 
@@ -39,7 +39,7 @@ def evaluate(
     A landmark outside the scan counts as absent. One that a file does not list counts neither as
     present nor as absent, unless --missing absent is given.
     """
-    require_extra()
+    prepare()
     from app.inference import Detector
     from app.training.data.issues import print_warning
     from app.training.evaluate import measured as measurements

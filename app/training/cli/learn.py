@@ -11,7 +11,7 @@ from rich.console import Console
 
 from app.errors import BadParameter, LandmarkdError
 from app.settings import API_KEY, NO_PROXY, bearer, hide_password, service_url, spell_out
-from app.training.cli.arguments import FOLDER, Device, make_console, require_extra
+from app.training.cli.arguments import FOLDER, Device, make_console, prepare
 from app.training.cli.train import INTERRUPTED, SAVED, Rate
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def learn(
     A third of the new cases is held out, and stays so. The next version is put in place, in one
     step, if its error on those is smaller with 95 % confidence; the one before stays beside it.
     """
-    require_extra()
+    prepare()
     from app.training.learn import LearnOptions
     from app.training.options import read_names
     from app.training.versions import put_back

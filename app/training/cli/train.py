@@ -14,7 +14,7 @@ from app.training.cli.arguments import (
     MissingIs,
     finite,
     make_console,
-    require_extra,
+    prepare,
 )
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model: scans and landmark files in, a model folder out. Repeat it to resume."""
-    require_extra()
+    prepare()
     from app.training import options
 
     _train(options.Options(
@@ -310,7 +310,7 @@ def refine(
     Errors become several times smaller. An interrupted training resumes when the command is
     repeated.
     """
-    require_extra()
+    prepare()
     from app.training import options
 
     _train(options.Options(

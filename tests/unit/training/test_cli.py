@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
@@ -39,6 +40,22 @@ def test_a_command_without_the_extra_says_in_one_line_what_to_install(
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, StartupError)
     assert str(result.exception) == "this command needs scipy: pip install 'landmarkd[train]'"
+
+
+@pytest.mark.parametrize(
+    "words", [["train", ".", ".", "--check"], ["evaluate", "model", "--scans", "no", *DATA[2:]]]
+)
+def test_commands_take_as_many_threads_as_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """In a container with a share of a machine's time they took a thread for each of its cores."""
+    before = torch.get_num_threads()
+    monkeypatch.setenv("LANDMARKD_THREADS", str(before + 1))
+    try:
+        assert CliRunner().invoke(app, words).exit_code != 0  # As there are no scans.
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
