@@ -6,6 +6,7 @@ accepted work is finished); after a requested stop the exit code is 0.
 """
 
 import asyncio
+import atexit
 import gc
 import logging
 import os
@@ -24,7 +25,7 @@ from app.compute import limit_heaps
 from app.errors import Draining
 from app.server.http_protocol import HttpProtocol
 from app.server.log_format import configure_logging
-from app.server.log_writer import LogWriter
+from app.server.log_writer import STDERR, LogWriter
 from app.settings import Settings, is_public_without_keys, unknown_variables, url_host
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ def serve(settings: Settings, listener: socket.socket) -> int:
     Returns:
         The exit code: 0 after a requested stop, else 1.
     """
+    atexit.unregister(logging.shutdown)
+    atexit.register(_end_log)
     limit_heaps()
     sys.setswitchinterval(SWITCH_S)
     log = configure_logging(settings.log_level, settings.log_format)
@@ -71,6 +74,16 @@ def serve(settings: Settings, listener: socket.socket) -> int:
         signal.signal(signal.SIGHUP, server.handle_exit)
     server.run([listener])
     return 1 if server.failed or not server.started else 0
+
+
+def _end_log() -> None:
+    """Write the log's last lines; let nothing else reach standard error, or wait for who reads it.
+
+    Triton, from 3.9 on, writes a line there for each object that ``gc.freeze`` keeps from being
+    collected, which it takes for a leak.
+    """
+    logging.shutdown()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
 
 
 def allow_connections() -> int:

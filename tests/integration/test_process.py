@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -11,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.support.services import (
     ServiceProcess,
     toy_models,
     toy_scan,
-    until,
 )
 
 URL = "/v1/landmarks"
@@ -265,24 +263,41 @@ def test_sigterm_refuses_bodies_that_still_arrive_and_exits_0_at_once(models: Pa
         service.kill()
 
 
-def test_garbage_collection_is_enabled_once_ready_without_objects_of_the_startup(
+SAY_WHEN_ENABLED_AND_AT_THE_END = """
+import atexit, functools, gc, json, sys
+say = functools.partial(print, file=sys.stderr, flush=True)
+gc.disable()
+enable = gc.enable
+
+def enable_and_say():
+    enable()
+    spared = gc.get_freeze_count() > 100_000
+    say(json.dumps({"message": "", "on": gc.isenabled(), "spared": spared}))
+
+gc.enable = enable_and_say
+atexit.register(say, '{"message": "at the end"}')
+"""
+
+
+def test_garbage_collection_spares_what_the_start_has_made_and_nothing_is_written_after_the_log(
     models: Path,
 ) -> None:
-    says = "json.dumps({'on': gc.isenabled(), 'spared': gc.get_freeze_count() > 100_000})"
-    say = f"atexit.register(lambda: print({says}, file=sys.stderr))"
-    before = f"import atexit, gc, json, sys\ngc.disable()\n{say}"
-    service = FreshService(models, before)
+    service = FreshService(models, SAY_WHEN_ENABLED_AND_AT_THE_END)
     try:
-        service.terminate()
         service.wait_for(on=True, spared=True)
+        service.terminate()
+        service.wait_for(message=f"Finished server process [{service.pid}]")
+        with pytest.raises(AssertionError, match=r"got the end \(exit code 0\)"):
+            service.wait_for(message="at the end")
     finally:
         service.kill()
 
 
 def test_neither_a_start_nor_a_scan_imports_computer_algebra(models: Path) -> None:
-    # Some of torch's functions import sympy, which takes a second.
-    before = "import sys\nassert 'sympy' not in sys.modules\nsys.modules['sympy'] = None"
-    service = ServiceProcess(models, before)
+    # Some of torch's functions import sympy, which takes a second, as does torchvision, which MONAI
+    # imports where it is installed.
+    before = "import sys\nsys.modules['sympy'] = sys.modules['torchvision'] = None"
+    service = FreshService(models, before)
     try:
         response = httpx.post(service.url + URL, content=toy_scan(), headers=RAW, timeout=60)
         assert response.status_code == 200, response.text
@@ -357,44 +372,3 @@ def test_model_is_fine_for_a_user_whom_the_machine_does_not_know() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_terminal_that_closes_drains_the_service(models: Path) -> None:
-    # Whatever started the tests may ignore the signal, as nohup does.
-    service = ServiceProcess(models, "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)")
-    os.kill(service.pid, signal.SIGHUP)
-    service.wait_for(message="draining", signal="SIGHUP")
-    assert service.wait() == 0
-
-
-def test_service_that_nohup_starts_outlives_its_terminal(models: Path) -> None:
-    service = ServiceProcess(models, "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
-    os.kill(service.pid, signal.SIGHUP)
-    service.terminate()
-    service.wait_for(message="draining", signal="SIGTERM")
-    assert service.wait() == 0
-
-
-@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
-def test_service_without_standard_streams_serves(closed: str, models: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    settings = {"MODELS_DIR": str(models), "DEVICE": "cpu", "THREADS": "1", "PORT": port}
-    process = subprocess.Popen(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "app.cli", "serve"],
-        cwd=ROOT,
-        env=os.environ | {PREFIX + name: value for name, value in settings.items()},
-    )
-    try:
-        until(lambda: process.poll() is not None or is_ready(port))
-        assert process.poll() is None
-        process.terminate()
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-
-
-def is_ready(port: str) -> bool:
-    with suppress(httpx.TransportError):
-        return httpx.get(f"http://127.0.0.1:{port}/readyz").is_success
-    return False
