@@ -1,13 +1,15 @@
 """Scans that NiiVue does not read: the page draws what the service reads in them."""
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
-from app.io.volume import read_volume
+from app.io.volume import Selection, read_volume
 from tests.support.browser import (
     SAME_GREY,
     SCAN,
@@ -22,6 +24,7 @@ from tests.support.browser import (
     text_of,
 )
 from tests.support.dicom_files import as_dicom, zipped
+from tests.support.nifti_files import AFFINE, counting, nifti
 from tests.support.scan_files import as_metaimage, as_nrrd
 from tests.support.services import ServiceProcess
 
@@ -49,10 +52,45 @@ def shown(page: Page, name: str) -> np.ndarray:
     return drawn(page)
 
 
+def edited(content: bytes, before: str, after: str) -> bytes:
+    """Edit the header of a file whose voxels have no such bytes."""
+    assert content.count(before.encode()) > 0
+    return content.replace(before.encode(), after.encode())
+
+
 def with_other_line_ends(voxels: np.ndarray, affine: np.ndarray) -> bytes:
     """Write MetaImage with the line ends of Windows, of which NiiVue takes some for voxels."""
     head, _, stored = as_metaimage(voxels, affine).partition(b"LOCAL\n")
     return head.replace(b"\n", b"\r\n") + b"LOCAL\r\n" + stored
+
+
+SMALL_SCAN = counting()
+BIG = SMALL_SCAN.astype(">i2")
+READ = {
+    "nifti": nifti(),
+    "big-endian nifti": nifti(BIG, order=">"),
+    "scaled nifti": nifti(scl_slope=0.5, scl_inter=-7),
+    "metaimage": as_metaimage(),
+    "metaimage of no order": as_metaimage(BinaryDataByteOrderMSB=None),
+    "zipped metaimage": as_metaimage(zipped=True),
+    "nrrd": as_nrrd(),
+    "big-endian nrrd": as_nrrd(BIG),
+    "zipped nrrd": as_nrrd(encoding="gzip"),
+}
+"""Files that NiiVue reads as the service does."""
+LEFT = {
+    "vectors that are drawn as colours": nifti(counting((7, 5, 4, 3), "float32"), intent_code=2003),
+    "nifti of a wrong size of voxels": nifti(bitpix=8),
+    "big-endian metaimage": as_metaimage(BIG),
+    "order of bytes of another name": as_metaimage(
+        BIG, BinaryDataByteOrderMSB=None, ElementByteOrderMSB=True
+    ),
+    "order of bytes in a letter": as_metaimage(BIG, BinaryDataByteOrderMSB="t"),
+    "line ends": with_other_line_ends(SMALL_SCAN, AFFINE),
+    "tabs in metaimage": edited(as_metaimage(), "7 5 4", "7\t5\t4"),
+    "tabs in nrrd": edited(as_nrrd(), "7 5 4", "7\t5\t4"),
+}
+"""Files that it does not read, or otherwise, and that are converted."""
 
 
 def requests_of(page: Page) -> list[str]:
@@ -88,6 +126,37 @@ def test_dicom_is_drawn_as_the_same_scan_in_nifti_and_sent_for_it_once(
         page.click("#after")
         assert np.abs(shown(page, "study.zip series 0") - plain).mean() < SAME_GREY
         assert asked == ["series=0"]
+
+
+def test_viewer_reads_a_file_as_the_service_does_or_leaves_it_to_be_converted(
+    answered: Page,
+) -> None:
+    read = """async (text) => {
+        const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+        const entry = { file: new File([bytes], "scan"), choice: {} };
+        const { signal } = new AbortController();
+        const read = landmarkd.viewer.reader.read(entry, Promise.resolve(false), signal);
+        const volume = await read.catch(({ message }) => {
+            if (message !== "no answer") throw new Error(message);
+        });
+        if (!volume) return null;
+        const { dims, scl_slope, scl_inter } = volume.hdr;
+        const values = Array.from(volume.img, (value) => value * scl_slope + scl_inter);
+        return [[...dims].slice(1, 4), values];
+    }"""
+
+    def read_by_niivue(content: bytes) -> list[Any] | None:
+        found: list[Any] | None = answered.evaluate(read, base64.b64encode(content).decode())
+        return found
+
+    for name, content in READ.items():
+        volume, found = read_volume(content), read_by_niivue(content)
+        assert found is not None, name
+        assert tuple(found[0]) == volume.voxels.shape, name
+        assert_allclose(found[1], volume.voxels.reshape(-1, order="F"), err_msg=name)
+    for name, content in LEFT.items():
+        read_volume(content, selection=Selection(frame=0))
+        assert read_by_niivue(content) is None, name
 
 
 def test_bytes_that_niivue_takes_for_voxels_are_not_drawn(

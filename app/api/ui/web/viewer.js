@@ -1,12 +1,11 @@
 // The viewer: NiiVue with three planes and 3D, and the hand that moves points in the planes.
 
 import { Balls } from "./balls.js";
-import { nameOfRange, prepare, rangesOf } from "./contrast.js";
-import { suffixOf } from "./files.js";
+import { nameOfRange, rangesOf } from "./contrast.js";
 import { invert, transform } from "./geometry.js";
 import { arrange, depthAt, PLANES, RENDER_TILE } from "./layout.js";
 import { Markers } from "./markers.js";
-import { convertScan } from "./service.js";
+import { Reader } from "./reading.js";
 
 const VIEWS = { axial: 0, coronal: 1, sagittal: 2, all: 3, render: 4 };
 const OPTIONS = {
@@ -31,7 +30,6 @@ const HEATMAP = { colormap: "redyell", opacity: 0.6 };
 const CLEAR_BELOW = 2; // NiiVue's code: the lower a value is below `cal_min`, the clearer
 const STILL_PX = 4; // a shorter drag is a click
 const MAX_NAMES = 20; // more are hidden at first, because they overlap
-const MAX_CONVERTED = 4; // as files, which are as large as scans
 
 /** A viewer, or null where there is no NiiVue or no WebGL 2. */
 export async function makeViewer(canvas, labels, callbacks) {
@@ -54,7 +52,6 @@ class Viewer {
   #names = null; // as somebody chose
   #placing = false;
   #abort = null; // of the scan that is being shown
-  #converted = new Map(); // files, by the choice of their scan
 
   /**
    * `onSelect` and `onHover` get the index of a landmark in the answer; `onMove` an index and `onPlace` nothing
@@ -63,7 +60,7 @@ class Viewer {
    */
   constructor(nv, canvas, labels, { onSelect, onHover, onMove, onPlace, onWindow, onGraphics }) {
     Object.assign(this, { nv, canvas, onSelect, onHover, onMove, onPlace, onWindow, onGraphics });
-    Object.assign(this, { markers: new Markers(labels), balls: new Balls(nv) });
+    Object.assign(this, { markers: new Markers(labels), balls: new Balls(nv), reader: new Reader(nv) });
     nv.onIntensityChange = (volume) => onWindow(nameOfRange(volume)); // after a right drag, or a double click
     const draw = nv.drawScene.bind(nv);
     nv.drawScene = () => {
@@ -89,39 +86,11 @@ class Viewer {
     for (const kind of ["touchstart", "touchmove"]) canvas.parentElement.addEventListener(kind, guard, { capture: true });
   }
 
-  /** Show a scan of the list without landmarks; `answered` resolves to whether there are any, once that is known. */
+  /** Show a scan of the list without landmarks; `answered` as for `Reader.read`. */
   async show(entry, answered) {
     this.clear();
     const { signal } = (this.#abort = new AbortController());
-    const convert = async () => this.#read(await this.#convert(entry, answered, signal), "nii.gz");
-    const volume = await this.#read(entry.file, await suffixOf(entry.file)).catch(convert).finally(() => signal.throwIfAborted());
-    // Here it has not been sent to the graphics card, and each change afterwards sends it again.
-    prepare(volume, entry.choice.frame ?? 0);
-    this.nv.addVolume(volume);
-  }
-
-  /**
-   * The service reads more than NiiVue, such as DICOM. A scan is sent for that once more, but neither beside the request
-   * for its landmarks, nor if there are none, nor whenever it is shown.
-   */
-  async #convert({ file, choice }, answered, signal) {
-    if (!this.#converted.has(choice)) {
-      if (!(await answered)) throw new Error("no answer");
-      this.#converted.set(choice, await convertScan(file, choice, signal));
-      if (this.#converted.size > MAX_CONVERTED) this.#converted.delete(this.#converted.keys().next().value);
-    }
-    return this.#converted.get(choice);
-  }
-
-  /** Have NiiVue read a file; throws if it does not, or not the voxels that are there. */
-  async #read(file, suffix) {
-    let volume = null;
-    this.nv.addVolume = (read) => (volume = read);
-    // NiiVue recognises formats by name, which may be missing or wrong.
-    await this.nv.loadFromFile(new File([file], `scan.${suffix}`)).finally(() => delete this.nv.addVolume);
-    // Of some MetaImage files it takes other bytes for voxels, more or fewer; of NRRD, frames that come first for an axis.
-    if (!Number.isInteger(volume.nFrame4D) || (suffix === "nrrd" && volume.hdr.dims[0] > 3)) throw new Error("misread");
-    return volume;
+    this.nv.addVolume(await this.reader.read(entry, answered, signal));
   }
 
   clear() {
