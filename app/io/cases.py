@@ -5,7 +5,7 @@ which Slicer passes over: in the list, what was kept when; in a point, who decid
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,21 +30,43 @@ SAME_VOXELS: Final = 0.1
 in a scan of voxels of a micrometre, not one who moves it by a voxel."""
 
 
+PIECE_VOXELS: Final = 1 << 17
+"""Written at a time: a MiB of the largest values."""
+
 WIDENED: Final = {np.dtype(bool): np.uint8, np.dtype(np.float16): np.float32}
 """Types that NIfTI lacks, such as of masks, and those that hold all their values."""
 
 
 def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
     """Write a NIfTI-1 file, not compressed, whose affine is in mm, RAS."""
-    kind = voxels.dtype.newbyteorder("=")  # A float16 of the other order is another key.
-    voxels = voxels.astype(WIDENED.get(kind, kind), copy=False)
-    image = nib.Nifti1Image(voxels, affine, dtype=voxels.dtype)
-    image.header.set_xyzt_units("mm")
-    return bytes(image.to_bytes())
+    return b"".join(_nifti_pieces(voxels, affine))
+
+
+def _nifti_pieces(
+    voxels: np.ndarray, affine: Affine, dtype: type[np.generic] | None = None
+) -> Iterator[bytes]:
+    """Write a NIfTI-1 file as its header, then voxels of a type, or of one that NIfTI has."""
+    own = voxels.dtype.newbyteorder("=")  # A float16 of the other order is another key.
+    kind = np.dtype(dtype or WIDENED.get(own) or own)
+    # nibabel gets no voxels, all of which it would copy, without an end before.
+    nothing = np.broadcast_to(np.zeros((), kind), voxels.shape)
+    header = nib.Nifti1Image(nothing, affine, dtype=kind).header
+    header.set_xyzt_units("mm")
+    header.set_slope_inter(1, 0)
+    header.set_data_offset(header.single_vox_offset)
+    yield header.binaryblock.ljust(header.single_vox_offset, b"\0")
+    values = voxels.reshape(-1, order="F")
+    for first in range(0, values.size, PIECE_VOXELS):
+        yield values[first : first + PIECE_VOXELS].astype(kind, copy=False).tobytes()
 
 
 def pack_scan(
-    content: Content, volume: Volume, check_cancelled: Callable[[], None], *, as_uploaded: bool
+    content: Content,
+    volume: Volume,
+    check_cancelled: Callable[[], None],
+    *,
+    as_uploaded: bool,
+    dtype: type[np.generic] | None = None,
 ) -> Content:
     """Make the ``.nii.gz`` of a scan.
 
@@ -54,19 +76,21 @@ def pack_scan(
         check_cancelled: Called before every piece; ends the work by raising.
         as_uploaded: Whether the file is to be kept as it is if it is NIfTI; else, and of other
             formats, voxels and affine alone are.
+        dtype: Of these voxels, if not that of the scan.
     """
-    if not (as_uploaded and _is_nifti(content)):
-        content = write_nifti(volume.voxels, volume.affine)
-    if content[:2] == GZIP_MAGIC:
-        return content
-    view = memoryview(content)
+    pieces: Iterable[bytes | memoryview] = _nifti_pieces(volume.voxels, volume.affine, dtype)
+    if as_uploaded and _is_nifti(content):
+        if content[:2] == GZIP_MAGIC:
+            return content
+        view = memoryview(content)
+        pieces = (view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES))
 
-    def pieces() -> Iterator[memoryview]:
-        for first in range(0, len(view), CHUNK_BYTES):
+    def checked() -> Iterator[bytes | memoryview]:
+        for piece in pieces:
             check_cancelled()
-            yield view[first : first + CHUNK_BYTES]
+            yield piece
 
-    return write_gzip(pieces())
+    return write_gzip(checked())
 
 
 def correct(

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError
@@ -68,7 +68,8 @@ DOCS_POLICY: Final = HEADERS["Content-Security-Policy"].replace(
 PHANTOM_BYTES: Final = 64 << 20
 """That making a scan takes at most."""
 SHOWN_BYTES: Final = 24
-"""Per voxel of a scan that is to be shown: as stored, scaled to 8 bytes, written and packed."""
+"""Per voxel of a scan that is to be shown: as stored, scaled, and without what is not finite, which
+is more than as scaled and packed."""
 WIDEST: Final = 2
 """Bytes of a value that NiiVue reads whatever its type; of wider integers, not all."""
 
@@ -228,9 +229,9 @@ async def convert_scan(
 
     def write(check_cancelled: Callable[[], None]) -> bytes:
         volume = read_volume(*scan, check_cancelled)
-        if volume.voxels.itemsize > WIDEST:
-            volume = replace(volume, voxels=volume.voxels.astype(np.float32))
-        return bytes(pack_scan(upload.content, volume, check_cancelled, as_uploaded=False))
+        dtype = np.float32 if volume.voxels.itemsize > WIDEST else None
+        pack = partial(pack_scan, upload.content, volume, check_cancelled)
+        return bytes(pack(as_uploaded=False, dtype=dtype))
 
     async def convert() -> bytes:
         compute = partial(engine.compute, admitted=admitted)

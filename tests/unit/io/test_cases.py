@@ -1,6 +1,7 @@
 """Landmark files of kept cases: what Slicer, training and learning read in them."""
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from numpy.testing import assert_allclose
 from app.errors import BadParameter
 from app.io import (
     CaseAnswer,
+    Volume,
     correct,
+    pack_scan,
     read_case,
     read_landmarks,
     read_placed,
@@ -21,6 +24,7 @@ from app.io import (
     write_nifti,
 )
 from app.io.schemas import LandmarkAnswer, LandmarksAnswer
+from tests.support.cancelling import NobodyWaitsError, cancelled_after
 from tests.support.file_reads import count_reads
 from tests.support.nifti_files import AFFINE, counting
 from tests.support.slicer_markups import MarkupsFile
@@ -147,6 +151,20 @@ def test_types_that_nifti_lacks_are_written_as_wider_ones(dtype: str, written: s
     volume = read_volume(write_nifti(voxels, AFFINE))
     np.testing.assert_array_equal(volume.voxels, voxels)
     assert volume.voxels.dtype == written
+
+
+def test_scan_is_packed_a_piece_at_a_time() -> None:
+    voxels = np.zeros((160, 150, 140), np.int64, order="F")  # 27 MB
+    volume = Volume(voxels, AFFINE)
+    with pytest.raises(NobodyWaitsError):
+        pack_scan(b"", volume, cancelled_after(2), as_uploaded=False, dtype=np.float32)
+    tracemalloc.start()
+    try:
+        pack_scan(b"", volume, lambda: None, as_uploaded=False, dtype=np.float32)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < voxels.nbytes / 8
 
 
 def test_person_places_accepts_and_misses_landmarks() -> None:
