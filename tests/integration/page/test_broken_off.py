@@ -6,10 +6,15 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 
+import numpy as np
 import pytest
 
+from app.io.volume import read_volume
 from tests.support.browser import SCAN, Browser, Page, drop, opened, text_of
+from tests.support.scan_files import as_metaimage
 from tests.support.services import ServiceProcess
+
+VOLUME = read_volume(SCAN)
 
 
 class CutOff(StreamRequestHandler):
@@ -53,6 +58,11 @@ def test_answer_that_breaks_off_is_told_in_words_and_can_be_asked_for_again(
         with cut_off(page, "**/v1/heatmaps?*"):
             page.click("#show-heatmap")
             page.wait_for_selector('#heatmap:text("The connection was closed before")')
+        # A picture is asked for again by itself.
+        with cut_off(page, "**/page/scan?*"), page.expect_event("requestfailed"):
+            drop(page, ("scan.mha", as_metaimage(VOLUME.voxels.astype(np.uint64), VOLUME.affine)))
+        page.wait_for_selector('#facts:text("scan.mha")')
+        assert page.is_hidden("#unseen")
 
 
 def test_whole_answer_that_is_no_json_is_not_said_to_be_cut_off(

@@ -15,6 +15,7 @@ from tests.support.browser import (
     SCAN,
     Browser,
     Page,
+    Route,
     choose,
     compare_points,
     drawn,
@@ -137,7 +138,7 @@ def test_viewer_reads_a_file_as_the_service_does_or_leaves_it_to_be_converted(
         const { signal } = new AbortController();
         const read = landmarkd.viewer.reader.read(entry, Promise.resolve(false), signal);
         const volume = await read.catch(({ message }) => {
-            if (message !== "no answer") throw new Error(message);
+            if (message !== "not read") throw new Error(message);
         });
         if (!volume) return null;
         const { dims, scl_slope, scl_inter } = volume.hdr;
@@ -169,7 +170,7 @@ def test_bytes_that_niivue_takes_for_voxels_are_not_drawn(
         assert np.abs(shown(page, "odd.mha") - plain).mean() < SAME_GREY
 
 
-def test_scan_that_is_not_answered_is_not_sent_again(
+def test_scan_that_is_refused_is_only_sent_again_and_drawn_where_it_is_the_model_that_refuses_it(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
     with opened(browser, page_service.url) as page:
@@ -179,6 +180,12 @@ def test_scan_that_is_not_answered_is_not_sent_again(
         page.wait_for_selector("#welcome", state="visible")
         assert page.is_hidden("#unseen")
         assert not asked
+        coarse = as_dicom(VOXELS[::8, ::8, ::8], VOLUME.affine @ np.diag([40, 40, 40, 1]))
+        drop(page, ("coarse.zip", zipped(coarse)))
+        page.wait_for_selector("#views", state="visible")
+        assert text_of(page, "#problem-title") == "This scan does not fit this model"
+        assert page.is_hidden("#welcome")
+        assert asked == [""]
 
 
 def test_few_converted_files_are_kept(browser: Browser, page_service: ServiceProcess) -> None:
@@ -231,13 +238,25 @@ def test_scan_that_one_leaves_is_not_waited_for(
     assert len(held) == 2
 
 
-def test_landmarks_are_listed_though_the_service_converts_no_scan(
+def test_busy_service_is_asked_again_but_landmarks_do_not_wait_for_long(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
+    waits = ["3000", "1"]
+
+    def answer_busy(route: Route) -> None:
+        if waits:
+            route.fulfill(status=429, headers={"Retry-After": waits.pop(0)})
+        else:
+            route.continue_()
+
     with opened(browser, page_service.url) as page:
-        page.route("**/page/scan?*", lambda route: route.abort())
+        page.route("**/page/scan?*", answer_busy)
         drop(page, ("study.zip", zipped(SLICES)))
         page.wait_for_selector("#results", state="visible")
         assert text_of(page, "#unseen") == "The viewer cannot show this scan."
         page.click('[data-act="place"]')
         assert text_of(page, "#state") == "That takes the scan, which is not shown here."
+        page.dispatch_event("#model", "change")
+        page.wait_for_selector("#results", state="visible")
+        assert page.is_hidden("#unseen")
+        assert not waits

@@ -63,7 +63,7 @@ export function keepFocus() {
 }
 
 /** Whether a problem is that the model is for other scans. */
-const isMisfit = ({ code, message }) => MISFITS.includes(code) && message.includes("the model's");
+export const isMisfit = ({ code, message }) => MISFITS.includes(code) && message.includes("the model's");
 
 /** What has to be chosen: "frame" or "series"; undefined: neither. */
 const askedOf = ({ message }) => Object.keys(CHOICES).find((name) => message.includes(`choose a ${name}`));

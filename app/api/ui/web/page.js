@@ -9,7 +9,7 @@ import { listenForFiles } from "./files.js";
 import { Heatmap } from "./heatmap.js";
 import { keep, offerToKeep } from "./keep.js";
 import { remember, remembered } from "./memory.js";
-import { CANCELLED, keepFocus, NO_SCAN, showChoice, showLeftOut, showProblem, showProgress } from "./notices.js";
+import { CANCELLED, isMisfit, keepFocus, NO_SCAN, showChoice, showLeftOut, showProblem, showProgress } from "./notices.js";
 import { listenForPrint } from "./paper.js";
 import { Queue, titleOf } from "./queue.js";
 import { Results } from "./results.js";
@@ -60,9 +60,9 @@ function look(entry) {
   element("welcome").hidden = element("about").hidden = true;
   if (state.viewer) element("unseen").hidden = true; // what it says is of the scan before
   state.settle?.(false);
-  const answered = new Promise((resolve) => (state.settle = resolve));
+  const isRead = new Promise((resolve) => (state.settle = resolve));
   // One at a time: NiiVue does not load two scans at once.
-  state.shown = state.shown.then(() => entry === queue.current && showScan(entry, answered));
+  state.shown = state.shown.then(() => entry === queue.current && showScan(entry, isRead));
   present(entry);
   queue.reveal();
 }
@@ -86,7 +86,7 @@ async function present(entry) {
   queue.render();
   if (entry !== queue.current) return;
   const isOpen = ["waiting", "working"].includes(entry.state);
-  if (!isOpen) state.settle(Boolean(entry.edits));
+  if (!isOpen) state.settle(Boolean(entry.edits) || isMisfit(entry.problem));
   element("work").hidden = !isOpen;
   element("problem").hidden = !entry.problem;
   showChoice(entry);
@@ -222,11 +222,11 @@ function measureSoon(entry) {
 }
 
 /** Show a scan in the viewer, as `Viewer.show`; return whether it is shown. */
-async function showScan(entry, answered) {
+async function showScan(entry, isRead) {
   await viewing;
   if (!state.viewer) return false;
   try {
-    await state.viewer.show(entry, answered);
+    await state.viewer.show(entry, isRead);
     state.viewer.window("auto");
     return explain("");
   } catch (error) {

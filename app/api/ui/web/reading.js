@@ -19,11 +19,11 @@ export class Reader {
 
   /**
    * Read a scan of the list, as an image of NiiVue's that has not been sent to the graphics card; each change afterwards
-   * sends it again. `answered` resolves to whether there are landmarks, once that is known.
+   * sends it again. `isRead` resolves to whether the service reads it, once that is known.
    */
-  async read(entry, answered, signal) {
+  async read(entry, isRead, signal) {
     const { file, choice } = entry;
-    const convert = async () => this.#load(await this.#convert(entry, answered, signal), "nii.gz");
+    const convert = async () => this.#load(await this.#convert(entry, isRead, signal), "nii.gz");
     const volume = await this.#load(file, await suffixOf(file)).catch(convert).finally(() => signal.throwIfAborted());
     prepare(volume, choice.frame ?? 0);
     return volume;
@@ -31,11 +31,11 @@ export class Reader {
 
   /**
    * The service reads more than NiiVue, such as DICOM. A scan is sent for that once more, but neither beside the request
-   * for its landmarks, nor if there are none, nor whenever it is shown.
+   * for its landmarks, nor if that fails, unless the model is for other scans, nor whenever it is shown.
    */
-  async #convert({ file, choice }, answered, signal) {
+  async #convert({ file, choice }, isRead, signal) {
     if (!this.#converted.has(choice)) {
-      if (!(await answered)) throw new Error("no answer");
+      if (!(await isRead)) throw new Error("not read");
       this.#converted.set(choice, await convertScan(file, choice, signal));
       if (this.#converted.size > MAX_CONVERTED) this.#converted.delete(this.#converted.keys().next().value);
     }

@@ -2,6 +2,7 @@
 
 // Between attempts, in s, as the Python client waits.
 const WAITS_S = [1, 2, 4, 8, 16, 32, 60];
+const PATIENCE_MS = 10_000; // for a picture
 const LONGEST_MS = 2 ** 31 - 1; // that a timer takes
 export const POLL_MS = 1000; // between looks whether a service is ready
 const READINESS_MS = 5000; // for a service, or a proxy before it, to say whether it is ready
@@ -28,7 +29,7 @@ export class Problem extends Error {
 }
 
 /** Whether what failed may succeed later, as it is. */
-export const isPassing = ({ code, status }) => code === "unreachable" || PASSING.includes(status);
+export const isPassing = ({ code, status }) => ["unreachable", "cut-off"].includes(code) || PASSING.includes(status);
 
 /**
  * Try until it succeeds, for some minutes; whatever is not passing is final. `onWait` gets the problem and the time of
@@ -43,6 +44,7 @@ export async function persist(attempt, signal, onWait) {
     try {
       return await attempt();
     } catch (problem) {
+      signal.throwIfAborted();
       // Twice may not be by chance: the scan may be what ends the service.
       if (!isPassing(problem) && (problem.code !== "broken-off" || (ready && broken++))) throw problem;
       const ms = Math.min(1000 * Math.max(wait, problem.retryAfter), LONGEST_MS);
@@ -101,7 +103,8 @@ export async function isReadable(file) {
   }
 }
 
-function problemOf(text, status, retryAfter) {
+function problemOf(text, status, after) {
+  const retryAfter = Number(after) || 0; // a date instead of seconds counts as none
   try {
     const problem = JSON.parse(text);
     if (problem.code && problem.detail) return new Problem(problem, retryAfter);
@@ -131,7 +134,7 @@ async function request(form, path, options = {}, file = null) {
   } catch {
     // Such as the text of a proxy.
   }
-  throw problemOf(text, response.status);
+  throw problemOf(text, response.status, response.headers.get("Retry-After"));
 }
 
 export async function getReadiness(signal) {
@@ -179,8 +182,12 @@ async function make(path, file, query, signal) {
 /** Make the heatmap of a landmark; `query` names model and landmark, too. */
 export const makeHeatmap = (...scan) => make("v1/heatmaps", ...scan);
 
-/** Convert a scan to NIfTI. */
-export const convertScan = (...scan) => make("page/scan", ...scan);
+/** Convert a scan to NIfTI; what is passing is tried again, but not for long: its landmarks are shown afterwards. */
+export function convertScan(file, choice, signal) {
+  const end = Date.now() + PATIENCE_MS;
+  const onWait = (problem, until) => { if (until > end) throw problem; };
+  return persist(() => make("page/scan", file, choice, signal), signal, onWait);
+}
 
 /** Keep a scan with its answer, as corrected; `choice` is its frame or series. Return what is kept. */
 export async function keepCase(file, answer, choice) {
@@ -227,9 +234,7 @@ export function findLandmarks(file, query, { signal, onProgress }) {
       readEvents();
       // Has no effect after an answer.
       const { status, responseText } = upload;
-      // A date instead of seconds counts as none.
-      const retryAfter = Number(upload.getResponseHeader("Retry-After")) || 0;
-      reject(isStream() ? closed() : problemOf(responseText, status, retryAfter));
+      reject(isStream() ? closed() : problemOf(responseText, status, upload.getResponseHeader("Retry-After")));
     };
     signal.addEventListener("abort", () => upload.abort());
     upload.send(file);

@@ -86,11 +86,11 @@ class Viewer {
     for (const kind of ["touchstart", "touchmove"]) canvas.parentElement.addEventListener(kind, guard, { capture: true });
   }
 
-  /** Show a scan of the list without landmarks; `answered` as for `Reader.read`. */
-  async show(entry, answered) {
+  /** Show a scan of the list without landmarks; `isRead` as for `Reader.read`. */
+  async show(entry, isRead) {
     this.clear();
     const { signal } = (this.#abort = new AbortController());
-    this.nv.addVolume(await this.reader.read(entry, answered, signal));
+    this.nv.addVolume(await this.reader.read(entry, isRead, signal));
   }
 
   clear() {
