@@ -67,9 +67,6 @@ DOCS_POLICY: Final = HEADERS["Content-Security-Policy"].replace(
 """Swagger UI styles its elements one by one."""
 PHANTOM_BYTES: Final = 64 << 20
 """That making a scan takes at most."""
-SHOWN_BYTES: Final = 24
-"""Per voxel of a scan that is to be shown: as stored, scaled, and without what is not finite, which
-is more than as scaled and packed."""
 WIDEST: Final = 2
 """Bytes of a value that NiiVue reads whatever its type; of wider integers, not all."""
 
@@ -236,7 +233,9 @@ async def convert_scan(
     async def convert() -> bytes:
         compute = partial(engine.compute, admitted=admitted)
         header = await compute(partial(check_header, *scan), memory=SEARCH_BYTES)
-        memory = SEARCH_BYTES + SHOWN_BYTES * math.prod(header.shape)
+        # As stored, scaled, and without what is not finite, which a mask finds; as packed is less.
+        voxel_bytes = header.dtype.itemsize + 2 * header.value_dtype.itemsize + 1
+        memory = SEARCH_BYTES + voxel_bytes * math.prod(header.shape)
         return await compute(write, memory=memory, result_bytes=len)
 
     shown = await cancel_on_disconnect(request.receive, convert())

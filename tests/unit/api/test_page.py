@@ -16,6 +16,7 @@ from app.api.dependencies import hash_key
 from app.api.ui import page as page_module
 from app.api.ui.page import WEB, export_niivue, page_files
 from app.engine.engine import COMPUTE_THREADS
+from app.io import write_gzip, write_nifti
 from app.io.formats import FORMATS
 from app.io.schemas import LandmarksAnswer
 from app.io.volume import read_volume
@@ -209,6 +210,14 @@ def test_a_dicom_series_is_written_for_the_viewer_without_a_word_of_its_text(
     assert volume.voxels.dtype == shown
     assert_array_equal(volume.voxels, voxels)
     assert_allclose(volume.affine, PLACE, atol=1e-5)
+
+
+def test_scan_of_small_values_is_converted_where_large_ones_would_not_fit(tmp_path: Path) -> None:
+    settings = toy_settings(toy_models(tmp_path), memory=512 << 20)
+    with running(settings) as client:
+        for dtype, status in ((np.int16, 200), (np.float64, 413)):
+            scan = write_gzip([write_nifti(np.zeros((256, 256, 256), dtype, order="F"), PLACE)])
+            assert client.post("/page/scan", content=scan, headers=RAW).status_code == status
 
 
 def test_page_needs_no_key_but_its_computations_do(tmp_path: Path) -> None:
