@@ -3,7 +3,6 @@
 main      the commands of the service: serve, detect, check, models, phantom
 outputs   where answers go, and in which format
 export    the landmarks of many scans for geometric morphometrics
-plugins   the commands of the trainer, if it is installed
 client    sends scans to a service elsewhere; needs no torch
 local     finds landmarks in this process, without a service
 napari    the plugin for napari

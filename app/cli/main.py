@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,6 @@ from app.cli.outputs import (
     output_format,
     writing_alone,
 )
-from app.cli.plugins import Commands, import_trainer
 from app.cli.scan_files import list_scans, list_unread, read_scan
 from app.cli.terminal import console, describe_fault, fail, print_error, print_warning
 from app.errors import BadParameter, LandmarkdError, StartupError, show_controls
@@ -44,12 +44,11 @@ from app.io import (
 )
 from app.settings import PREFIX, Settings, read_settings, spell_out, url_host
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    no_args_is_help=True,
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 app.add_typer(importing, name="import")
+
+TRAINER = "app.training"
+"""The image of the service leaves it out."""
 
 STDERR = 2
 """The last of the descriptors of standard streams."""
@@ -301,10 +300,11 @@ def check(
 
     if scans and not write:
         raise BadParameter("--scans: expected --write beside it, got none")
-    trainer = import_trainer()
-    unfinished = trainer.describe_unfinished(folder) if trainer else None
-    if unfinished is not None:
-        fail(unfinished)
+    if find_spec(TRAINER):
+        from app.training import describe_unfinished
+
+        if unfinished := describe_unfinished(folder):
+            fail(unfinished)
     settings = read_settings(device=device)
     if write:
         write_selfcheck(folder, allow_torchscript=settings.allow_torchscript)
@@ -378,3 +378,8 @@ def phantom(
 app.command()(export)
 app.command()(pack)
 app.command()(install)
+if find_spec(TRAINER):
+    from app.training import COMMANDS
+
+    for command in COMMANDS:
+        app.command()(command)

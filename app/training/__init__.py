@@ -1,8 +1,7 @@
 """Training, evaluation and calibration of model folders: ``landmarkd train`` and its siblings.
 
-The service never imports this package. ``app.cli.plugins`` finds its commands in ``COMMANDS``, by
-name; a command's module is imported for ``landmarkd --help``, too, so whatever takes a second to
-import (torch, matplotlib) is imported in the function's body.
+The service runs without this package. The modules of its commands are imported with those of all
+others, so whatever takes a second to import (torch, matplotlib) is imported in a function's body.
 
 =============  ==================================================================================
 data           scans and landmark files: reading, checking, splitting into training and held out
@@ -22,21 +21,7 @@ versions       the version before, and the exchange of folders
 =============  ==================================================================================
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
-
+from app.training.cli import COMMANDS
 from app.training.files import describe_unfinished
 
 __all__ = ["COMMANDS", "describe_unfinished"]
-
-COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "train": "app.training.cli.train:train",
-        "refine": "app.training.cli.train:refine",
-        "evaluate": "app.training.cli.evaluate:evaluate",
-        "calibrate": "app.training.cli.calibrate:calibrate",
-        "learn": "app.training.cli.learn:learn",
-    }
-)
-"""``module:function`` of every command, in the order in which the help lists them."""

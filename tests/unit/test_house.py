@@ -66,11 +66,6 @@ def _used() -> frozenset[tuple[str, str, str]]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 used |= {(str(path), node.module, name.name) for name in node.names}
-        # A package that is imported by its name, as it may not be installed.
-        for package in re.findall(r'Final = "(app\.\w+)"', text):
-            beside = "".join(one.read_text(encoding="utf-8") for one in path.parent.glob("*.py"))
-            names = re.findall(r"trainer\.(\w+)", beside)
-            used |= {(str(path), package, name) for name in names}
     others = [ROOT / name for name in ("README.md", "Makefile", "Dockerfile")]
     for path in (*others, *(ROOT / "docs").glob("*.md")):
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Command lines of the trainer; a module here is imported for ``landmarkd --help``, so never torch.
+"""Command lines of the trainer; imported for all commands of ``landmarkd``, so never torch.
 
 ===========  ======================================================================
 arguments    command-line arguments and options that several commands share
@@ -8,3 +8,8 @@ calibrate    ``landmarkd calibrate``
 learn        ``landmarkd learn``
 ===========  ======================================================================
 """
+
+from app.training.cli import calibrate, evaluate, learn, train
+
+COMMANDS = (train.train, train.refine, evaluate.evaluate, calibrate.calibrate, learn.learn)
+"""In the order in which the help lists them."""
