@@ -13,22 +13,22 @@ function that runs there, each arrow a hand-over by the function at its beginnin
       DeviceLoop.run
         DeviceWorker.submit ─────────────────► _advance
                                                WorkQueue.add_tiles ────► WorkQueue.take
-        FairBudget.release ◄─── Progressed ────┘                         launch_batch
+        FairBudget.release ◄─ show_progress ───┘                         launch_batch
                                                                          collect_batch
-        on_progress ◄────────── Progressed ──────────────────────────────_continue
+        on_progress ◄──────── show_progress ─────────────────────────────_continue
                                                _advance ◄ HostPool.submit ┘
                                                ├─ another pass:
                                                │  WorkQueue.add_tiles ─► WorkQueue.take …
-        Waiter.future ◄──────── Settled ───────┘
+        Waiter.future ◄──────── settle ────────┘
       Detection
 
-Progressed and Settled are events: the worker's ``_emit`` hands them to the event loop by
-``call_soon_threadsafe``, and ``DeviceLoop._handle`` receives them. Deadlines and cancellation act
-on the event loop; they remove the scan from the ``WorkQueue``, where all threads meet. On a CPU,
-the worker hands each batch to one of up to four threads for passes, and a call comes back. Outside
-of requests for landmarks, ``Engine.compute`` waits for memory and a slot in the same way, and has a
-pool of 3 threads; and a daemon thread per device loads models, one folder at a time: of that, the
-device worker moves the weights and runs the self-check, in calls that batches come between.
+The worker has ``show_progress`` and ``settle`` of its ``DeviceLoop`` called on the event loop by
+``call_soon_threadsafe``. Deadlines and cancellation act on the event loop; they remove the scan
+from the ``WorkQueue``, where all threads meet. On a CPU, the worker hands each batch to one of up
+to four threads for passes, and a call comes back. Outside of requests for landmarks,
+``Engine.compute`` waits for memory and a slot in the same way, and has a pool of 3 threads; and a
+daemon thread per device loads models, one folder at a time: of that, the device worker moves the
+weights and runs the self-check, in calls that batches come between.
 
 engine         admission, decoding, models; ``Engine.detect``
 admission      bounds on requests in progress, and on their bodies as they arrive

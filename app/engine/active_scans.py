@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeVarTuple
 
 from app.engine.scheduler import BACKGROUND
 from app.inference import Detection, Located, ScanState
@@ -139,38 +139,23 @@ class ActiveScan:
         return [waiter for waiter in dismissed if not waiter.future.done()]
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """A scan is on the device, and some of its tiles may have run."""
-
-    scan: ActiveScan
+Told = TypeVarTuple("Told")
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A scan is done, or has failed."""
+class Listener(Protocol):
+    """The event loop's side of a device, as its threads know it."""
 
-    scan: ActiveScan
-    outcome: Detection | Exception
+    def tell(self, method: Callable[[*Told], None], /, *told: *Told) -> None:
+        """Have one of the others called on the event loop; this one is called on any thread."""
 
+    def show_progress(self, scan: ActiveScan, /) -> None:
+        """A scan is on the device, and some of its tiles may have run."""
 
-@dataclass(frozen=True, slots=True)
-class HealthChanged:
-    """The device became unhealthy, or healthy again.
+    def settle(self, scan: ActiveScan, outcome: Detection | Exception, /) -> None:
+        """A scan is done, or has failed."""
 
-    Attributes:
-        unhealthy_reason: Why no tiles run; None if they do.
-        fail_scans: Whether the scans that wait must fail, as no recovery is in sight.
-    """
+    def set_health(self, unhealthy_reason: str | None, /, fail_scans: bool) -> None:
+        """The device became unhealthy, or healthy again; scans fail if no recovery is in sight."""
 
-    unhealthy_reason: str | None
-    fail_scans: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
-    """The thread has ended, though nobody stopped it."""
-
-
-DeviceEvent: TypeAlias = Progressed | Settled | HealthChanged | WorkerDied
-"""What a device worker tells the event loop."""
+    def restart_once(self) -> None:
+        """The device's thread has ended, though nobody stopped it."""

@@ -15,13 +15,9 @@ from app.compute import HOST, NamedDevice
 from app.engine.active_scans import (
     ActiveScan,
     DetectRequest,
-    DeviceEvent,
-    HealthChanged,
     Progress,
-    Progressed,
-    Settled,
+    Told,
     Waiter,
-    WorkerDied,
     ignore,
 )
 from app.engine.batch_sizes import BatchSizes
@@ -195,27 +191,21 @@ class DeviceLoop:
 
     def _make_worker(self) -> DeviceWorker:
         return DeviceWorker(
-            self.device, self.queue, self.sizes, self._metrics, self._self_check, self._emit
+            self.device, self.queue, self.sizes, self._metrics, self._self_check, self
         )
 
-    def _emit(self, event: DeviceEvent) -> None:
-        """Hand an event to the event loop; called on the worker's threads."""
+    def tell(self, method: Callable[[*Told], None], /, *told: *Told) -> None:
+        """Have a method below called on the event loop; called on the worker's threads."""
         # A loop that is closed has nobody left to tell.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._handle, event)
+            self._loop.call_soon_threadsafe(method, *told)
 
-    def _handle(self, event: DeviceEvent) -> None:
-        match event:
-            case Progressed(scan):
-                scan.notify_progress(self._progress_of(scan))
-            case Settled(scan, outcome):
-                self._settle(scan, outcome)
-            case HealthChanged(reason, fail_scans):
-                self._set_health(reason, fail_scans=fail_scans)
-            case WorkerDied():
-                self._restart_once()
+    def show_progress(self, scan: ActiveScan, /) -> None:
+        """Tell all who wait for a scan how far it is."""
+        scan.notify_progress(self._progress_of(scan))
 
-    def _settle(self, scan: ActiveScan, outcome: Detection | Exception) -> None:
+    def settle(self, scan: ActiveScan, outcome: Detection | Exception, /) -> None:
+        """Answer all who wait for a scan."""
         self._forget(scan)
         self.queue.remove(scan)
         if isinstance(outcome, Exception):
@@ -223,7 +213,8 @@ class DeviceLoop:
         else:
             scan.resolve(outcome)
 
-    def _set_health(self, reason: str | None, *, fail_scans: bool) -> None:
+    def set_health(self, reason: str | None, /, fail_scans: bool) -> None:
+        """Note why the device runs no tiles, or that it does again."""
         self.unhealthy_reason = reason
         self._restarting = False
         if reason is not None:
@@ -234,7 +225,7 @@ class DeviceLoop:
         if fail_scans:
             self._fail_all(f"expected a working device, but {reason}; try another")
 
-    def _restart_once(self) -> None:
+    def restart_once(self) -> None:
         """Fail all scans, and replace the worker, once, by one that must pass the self-check."""
         self.unhealthy_reason = "the device's thread has ended"
         self._metrics.faults.labels("thread").inc()

@@ -2,7 +2,7 @@
 
 ::
 
-    submit ─► prepare ─► work queue ─► batch ─► finish ─► Settled
+    submit ─► prepare ─► work queue ─► batch ─► finish ─► settle
               (host)         ▲                  (host)
                              └── another pass ────┘
 
@@ -39,14 +39,7 @@ from app.compute import (
     set_device,
     start_thread,
 )
-from app.engine.active_scans import (
-    ActiveScan,
-    DeviceEvent,
-    HealthChanged,
-    Progressed,
-    Settled,
-    WorkerDied,
-)
+from app.engine.active_scans import ActiveScan, Listener
 from app.engine.batch_sizes import BatchSizes
 from app.engine.host_pool import DaemonThread, HostPool
 from app.engine.metrics import Metrics
@@ -85,7 +78,7 @@ class DeviceWorker:
 
     Args:
         self_check: Raises if a model does not answer as it should on this device.
-        emit: Called with every event, on the thread where it happens.
+        listener: Is told what happens.
     """
 
     def __init__(
@@ -95,14 +88,14 @@ class DeviceWorker:
         sizes: BatchSizes,
         metrics: Metrics,
         self_check: Callable[[], None],
-        emit: Callable[[DeviceEvent], None],
+        listener: Listener,
     ) -> None:
         self._device = device
         self._queue = queue
         self._sizes = sizes
         self._metrics = metrics
         self._self_check = self_check
-        self._emit = emit
+        self._listener, self._tell = listener, listener.tell
         self._consecutive_oom = 0
         self._retry_s: float | None = None
         self._pending: tuple[Batch[ActiveScan], InFlightBatch] | None = None
@@ -152,7 +145,7 @@ class DeviceWorker:
         except BaseException:
             extra = {"device": self._device.name}
             logger.critical("device thread ended", exc_info=True, extra=extra)
-            self._emit(WorkerDied())
+            self._tell(self._listener.restart_once)
         finally:
             self._close_threads()
 
@@ -221,7 +214,7 @@ class DeviceWorker:
             if isinstance(outcome, ScanState):
                 self._queue_tiles(scan, outcome)
             elif outcome is not None:
-                self._emit(Settled(scan, outcome))
+                self._tell(self._listener.settle, scan, outcome)
 
     def _advance(self, scan: ActiveScan) -> ScanState | Detection | None:
         """Prepare a scan's next pass, or put its answer together; None if it is abandoned."""
@@ -239,7 +232,7 @@ class DeviceWorker:
         scan.tiles += state.tiles
         scan.queued_s = time.perf_counter()
         self._queue.add_tiles(scan, state.lane, state.tiles)
-        self._emit(Progressed(scan))
+        self._tell(self._listener.show_progress, scan)
 
     def _launch(
         self, batch: Batch[ActiveScan], give_way: Callable[[], None] | None = None
@@ -350,7 +343,7 @@ class DeviceWorker:
         if error is not None:
             self._fail(scan, error)
         elif scan.tiles_run < scan.tiles:
-            self._emit(Progressed(scan))
+            self._tell(self._listener.show_progress, scan)
         else:
             self._on_host(scan)
 
@@ -360,7 +353,7 @@ class DeviceWorker:
         self._queue.remove(scan)
         if is_device_failure(error):
             self._queue.add_call(Call(self._self_check))  # Ends the thread if that fails, too.
-        self._emit(Settled(scan, error))
+        self._tell(self._listener.settle, scan, error)
 
     def _count_out_of_memory(self) -> None:
         release_memory()
@@ -368,7 +361,7 @@ class DeviceWorker:
         if self._consecutive_oom == MAX_CONSECUTIVE_OOM:
             times = f"{MAX_CONSECUTIVE_OOM} times in a row"
             reason = f"the device ran out of memory {times} and is being checked"
-            self._emit(HealthChanged(reason))
+            self._tell(self._listener.set_health, reason, False)
             self._retry_s = FIRST_RETRY_S
             self._try_to_recover()
 
@@ -382,11 +375,11 @@ class DeviceWorker:
             logger.exception("device failed its self-check", extra={"device": self._device.name})
             self._metrics.faults.labels("self-check").inc()
             reason = "the device failed its self-check after running out of memory"
-            self._emit(HealthChanged(reason, fail_scans=True))
+            self._tell(self._listener.set_health, reason, True)
             self._retry_s = min(2 * (self._retry_s or FIRST_RETRY_S), MAX_RETRY_S)
         else:
             self._set_healthy()
 
     def _set_healthy(self) -> None:
         self._consecutive_oom, self._retry_s = 0, None
-        self._emit(HealthChanged(None))
+        self._tell(self._listener.set_health, None, False)
