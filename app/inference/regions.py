@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from app.geometry import distance_inside
-from app.io import Volume
+from app.io import Status, Volume
 from app.model import Manifest
-from app.voting import Landmark, Status, positions_of
+from app.voting import Landmark, positions_of
 
 MAX_SCATTER: Final = 1.5
 """Votes that scatter more than this many times as far as usual are worth a warning. Those for

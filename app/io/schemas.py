@@ -8,7 +8,6 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-# A copy of that of app.voting.landmarks, so that clients do not import torch.
 Status = Literal["detected", "low_confidence", "not_found", "out_of_field"]
 Triple = Annotated[
     tuple[float, float, float], Field(json_schema_extra={"examples": [[1.5, -2.0, 30.25]]})

@@ -48,7 +48,6 @@ from app.voting.landmarks import (
     Candidate,
     Landmark,
     Point,
-    Status,
     locate,
     positions_of,
 )
@@ -60,7 +59,7 @@ from app.voting.votes import Votes, concat_votes, filter_rows, filter_votes, lau
 __all__ = [
     "VOTES_FORMATS", "Archive", "Candidate", "DenseMean", "GridFrame",
     "Landmark", "LandmarkSpec", "Layout", "Placement", "Point", "Readout",
-    "SparseMean", "Status", "Votes", "VotesFormat", "WeightedTile", "aggregate",
+    "SparseMean", "Votes", "VotesFormat", "WeightedTile", "aggregate",
     "check_affine", "check_values", "concat_votes", "count_array_bytes",
     "filter_in_blocks",
     "filter_rows", "filter_votes",

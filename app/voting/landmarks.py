@@ -44,13 +44,14 @@ changes no status here; ``app.inference.doubts`` doubts them all once both netwo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from app.errors import BadParameter
 from app.geometry import Points, transform
+from app.io import Status
 from app.model import LandmarkSpec, Shape
 from app.shapes import MIN_LANDMARKS
 from app.voting.constellation import Constellation, Rival, find_rival, fit_constellation
@@ -71,7 +72,6 @@ In halves of unseen mouse skulls that were posed rightly it was at least 0.8."""
 DEFAULT_MODES: Final = 4
 """Modes per landmark where the model's shape does not say how many."""
 
-Status = Literal["detected", "low_confidence", "not_found", "out_of_field"]
 Point = Float64[np.ndarray, " 3"]
 
 

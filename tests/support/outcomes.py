@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from app.io import Status
 from app.training.evaluate.outcomes import Outcome
-from app.voting import Landmark, Status
+from app.voting import Landmark
 
 NAN = float("nan")
 

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import numpy as np
 
+from app.io import Status
 from app.training.evaluate.outcomes import Outcome
 
 T = TypeVar("T")
@@ -88,10 +89,7 @@ def measure_presence(outcomes: Sequence[Outcome]) -> Presence:
         absent=absent.total(),
         invented=absent["detected"],
         unknown=sum(not outcome.known for outcome in outcomes),
-        statuses={
-            status: (present[status], absent[status])
-            for status in ("detected", "low_confidence", "not_found", "out_of_field")
-        },
+        statuses={status: (present[status], absent[status]) for status in get_args(Status)},
     )
 
 

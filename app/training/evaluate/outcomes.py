@@ -18,14 +18,14 @@ from app.durable import replacing
 from app.errors import BadParameter, LandmarkdError
 from app.geometry import distance_beyond, distance_inside
 from app.inference import Detector, load_checked
-from app.io import Volume
+from app.io import Status, Volume
 from app.training.data.check_frames import read_in_frame
 from app.training.data.issues import print_warning
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.digits import format_number
 from app.training.files import OUTCOMES, refuse_damaged
 from app.training.options import Missing
-from app.voting import Landmark, Point, Status, positions_of
+from app.voting import Landmark, Point, positions_of
 
 POSITIONS: Final = ("true_mm", "found_mm")
 

@@ -21,12 +21,13 @@ from app.inference.refinement import (
     has_enough_votes,
     merge_stages,
 )
+from app.io.schemas import Status
 from app.io.volume import Volume, read_volume
 from app.model import Shape
 from app.model.editing import editing, update_hashes
 from app.preprocessing.grid import Grid, make_grid
 from app.preprocessing.posed_grid import Pose
-from app.voting.landmarks import Landmark, Status
+from app.voting.landmarks import Landmark
 from tests.support.training_data import BLOBS, landmarkd, write_specimens
 from tests.unit.preprocessing.test_posed_grid import make_pose
 

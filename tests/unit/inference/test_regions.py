@@ -11,10 +11,10 @@ from app.geometry import distance_inside
 from app.inference.detector import Detector, Located
 from app.inference.load import load_checked
 from app.inference.regions import MAX_SCATTER, Uncertainty, combine, growth, settle_regions
+from app.io import Status
 from app.io.volume import Volume
 from app.model import LoadedModel
 from app.phantom import make_phantom
-from app.voting import Status
 from tests.support.synthetic import make_manifest
 from tests.unit.inference.test_refinement import landmark
 

@@ -30,7 +30,6 @@ from app.io.slicer import (
     write_table,
 )
 from app.measurements import MeasurementSpec
-from app.voting import landmarks
 from app.voting.landmarks import Candidate, Landmark
 from tests.support.slicer_markups import MarkupsFile
 
@@ -315,10 +314,6 @@ def test_what_is_measured_in_a_cell_is_not_rounded_to_nothing(form: str) -> None
 @pytest.mark.parametrize("form", ["json", "fcsv", "long"])
 def test_formats_with_room_for_warnings_have_them(form: str) -> None:
     assert "a warning" in write_answer(answer_of({"a": (1.0, 2.0, 3.0)}), form).decode()
-
-
-def test_wire_format_has_the_statuses_of_landmarks() -> None:
-    assert schemas.Status == landmarks.Status
 
 
 def test_measurements_are_in_every_format_that_has_room_for_them() -> None:
