@@ -24,36 +24,18 @@ BOUNDED: Final = ("percentile", "window")
 class Options:
     """The options of ``landmarkd train`` and ``landmarkd refine``.
 
+    The others are those of ``Recipe`` and ``Augmentation``, where they are described.
+
     Attributes:
         scans: Folder of scans.
         landmarks: Folder of landmark files.
         folder: Model folder to write; that of the first network, if a second one is trained.
         hold_out: Names of the scans to validate on; None: a fifth of them is chosen.
-        spacing_mm: Of the grid; None: from the landmarks' extent.
-        radius_mm: Voting radius; None: five voxels.
         tile: Edge of the tiles in voxels, or "whole"; None: from the data.
-        filters: Channels per level.
-        stride: Grid voxels per output voxel.
-        steps: Optimiser steps.
-        batch: Images per step; None: two, or as many as fit in memory.
-        rate: Peak learning rate.
-        seed: Random seed.
         mirror: Whether to train on mirror images as well.
         start: Model folder whose weights to start from.
         device: As the command names it.
         strict: Whether warnings about the data stop the training.
-        precision: Of the network's passes; None: bfloat16 on CUDA.
-        rotation_deg: Largest random rotation.
-        scale: Largest relative change of size; None: what suits the network.
-        elastic_mm: Size of random elastic deformations; None: what suits the network.
-        contrast: Share of the images whose contrast is changed at random.
-        degrade: Share of the images that are blurred and noisy.
-        reflect: Share of the images that continue beyond the scan's border as its reflection.
-        field: Longest edges of images that show more around the subject, in those of usual ones.
-        missing: How a landmark without a position counts.
-        intensity: The rule for voxel values; None: percentiles that suit scans of any modality.
-        cuts: Share of the steps whose scans are truncated among the landmarks.
-        cut_margin: Up to where half of these are truncated beyond them, in their extents.
         folds: Number of folds of a cross-validation; None: none.
         fold: The only fold to train; None: all, and then the model itself.
         subject: Regular expression of the part of a scan's name that identifies its subject.
