@@ -71,14 +71,7 @@ class SelectionQuery(BaseModel, extra="forbid"):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """State of one application.
-
-    Attributes:
-        settings: Its settings.
-        metrics: Where requests are counted.
-        engine: What computes.
-        jobs: Those that are kept; None if the settings name no folder for them.
-    """
+    """State of one application; ``jobs`` is None if the settings name no folder for them."""
 
     settings: Settings
     metrics: Metrics

@@ -48,11 +48,7 @@ PASSING: Final = (408, FULL, 503)
 
 
 class ProblemError(LandmarkdError, code="problem"):
-    """The service answered with a problem.
-
-    Attributes:
-        problem: The problem details.
-    """
+    """The service answered with a problem."""
 
     title = "The service refused the request"
 

@@ -40,11 +40,7 @@ def trim_heap() -> None:
 
 
 class HeapTrimmer:
-    """One timer: trims once after work, every ``delay_s`` while it goes on, and never when idle.
-
-    Args:
-        submit: Has a function called on another thread.
-    """
+    """One timer: trims once after work, every ``delay_s`` while it goes on, and never when idle."""
 
     def __init__(
         self,

@@ -22,13 +22,10 @@ LOOPS: Final = ("compute", "model/cpu", "preprocessing/cpu", "voting/cpu")
 
 
 def cache_folder(parent: str) -> Path:
-    """Return where loops as they are now are cached.
+    """Return where loops as they are now are cached, by what ``NUMBA_CACHE_DIR`` says.
 
     Numba compiles a loop again if the file that it is in has changed, but not if another has, with
     a loop that it calls. So whatever the sources of all loops say has a folder of its own.
-
-    Args:
-        parent: What ``NUMBA_CACHE_DIR`` says.
     """
     digest = sha256()
     for folder in LOOPS:

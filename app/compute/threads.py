@@ -84,11 +84,7 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 class SharedCores:
-    """The cores of a CPU, of which passes and other work that run at once have equal shares.
-
-    Attributes:
-        cores: How many there are.
-    """
+    """The cores of a CPU, of which passes and other work that run at once have equal shares."""
 
     def __init__(self) -> None:
         """Share as many cores as operations in this thread may use."""

@@ -57,14 +57,10 @@ def upload_numbers(numbers: np.ndarray, device: torch.device) -> Shaped[Tensor, 
 
 
 def copy_pinned(array: np.ndarray, device: torch.device) -> Shaped[Tensor, "*n"]:
-    """Copy an array to a device in its own type, chunk by chunk through pinned memory.
-
-    Args:
-        array: Of a type that torch takes; any strides.
-        device: The target.
+    """Copy an array of any strides to a device, chunk by chunk through pinned memory.
 
     Returns:
-        The same values, the same axes, in the same order in memory.
+        The same values in the same type, the same axes, in the same order in memory.
     """
     order = sorted(range(array.ndim), key=lambda axis: array.strides[axis], reverse=True)
     dense = array.transpose(order)

@@ -69,12 +69,7 @@ class DetectRequest:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class Waiter:
-    """A client that waits for a scan.
-
-    Attributes:
-        request: What it asked for.
-        future: Receives the answer.
-    """
+    """A client that waits for a scan, and the future that receives the answer."""
 
     request: DetectRequest
     future: asyncio.Future[Detection]

@@ -79,12 +79,7 @@ class FairBudget:
         self.held += Counter()  # Drops clients that hold nothing.
 
     async def reserve(self, amount: int, client: str, deadline: float) -> Reservation:
-        """Wait for some of the budget, to hold it until ``release``.
-
-        Args:
-            amount: How much, at most ``limit``.
-            client: Who asks for it.
-            deadline: On the event loop's clock.
+        """Wait for some of the budget, at most ``limit``, to hold it until ``release``.
 
         Raises:
             DeadlineExceeded: Others held too much until then.

@@ -24,11 +24,7 @@ WIDEST: Final = 1e38
 
 
 def read_transforms(config: Json, section: str) -> list[tuple[str, Json]]:
-    """List the transforms of a section of ``inference.json``.
-
-    Args:
-        config: Its content.
-        section: ``preprocessing`` or ``postprocessing``.
+    """List the transforms of a section of ``inference.json``, such as ``preprocessing``.
 
     Returns:
         Name, as it ends in d, and arguments of each; of what is none, its beginning.
@@ -46,10 +42,7 @@ def read_transforms(config: Json, section: str) -> list[tuple[str, Json]]:
 
 
 def read_preprocessing(config: Json) -> tuple[dict[str, Any], list[str]]:
-    """Read which input a network expects from the transforms before it.
-
-    Args:
-        config: The content of ``inference.json``.
+    """Read which input a network expects from the transforms before it in ``inference.json``.
 
     Returns:
         Keys of ``model.toml`` that are known, such as ``input.orientation``; and the names of
@@ -73,10 +66,7 @@ def read_preprocessing(config: Json) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_inferer(config: Json) -> dict[str, Any]:
-    """Read how an inferer slides over scans, or that it does not.
-
-    Args:
-        config: The content of ``inference.json``.
+    """Read from ``inference.json`` how an inferer slides over scans, or that it does not.
 
     Returns:
         Keys of ``model.toml``; None for those that it says in no literal, or by axis. Empty if it

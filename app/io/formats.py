@@ -33,11 +33,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat(Format):
-    """One way to write an answer.
-
-    Attributes:
-        write: Turns the answer into bytes.
-    """
+    """One way to write an answer."""
 
     write: Callable[[LandmarksAnswer], bytes]
 

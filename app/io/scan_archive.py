@@ -54,12 +54,7 @@ def count_scans(content: Content, max_bytes: int) -> int | None:
 
 
 def find_scan(content: Content, number: int, max_bytes: int) -> StoredFile:
-    """Find one scan of an archive, which may be corrupt there.
-
-    Args:
-        content: Of the archive.
-        number: Of the scan, from 0.
-        max_bytes: Of the scan, once it is out of the archive.
+    """Find one scan of an archive, by its number from 0, which may be corrupt there.
 
     Raises:
         TooLarge: It is larger than allowed.

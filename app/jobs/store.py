@@ -19,11 +19,7 @@ from app.jobs.tables import JOBS, NEXT_SCAN, SCANS, WAITING, insert_job, order_o
 
 
 class JobStore:
-    """The jobs of a folder.
-
-    Attributes:
-        folder: Where they are kept.
-    """
+    """The jobs of a folder."""
 
     def __init__(self, folder: JobFolder) -> None:
         self.folder = folder

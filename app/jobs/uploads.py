@@ -64,11 +64,7 @@ class OpenUpload:
 
 
 class UploadStore:
-    """The uploads of a folder that are to become its jobs.
-
-    Attributes:
-        files: What has arrived of them, by their ids.
-    """
+    """The uploads of a folder that are to become its jobs."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder

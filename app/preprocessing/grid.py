@@ -120,13 +120,7 @@ def make_grid(volume: Volume, spec: InputSpec, device: torch.device) -> Grid:
 def grid_shape(
     shape: tuple[int, int, int], affine: Affine, spec: InputSpec
 ) -> tuple[int, int, int]:
-    """Compute the shape of a scan's grid from its header: the largest, if it may be cropped.
-
-    Args:
-        shape: Of the scan, in voxels.
-        affine: Voxel index of the scan -> mm, RAS.
-        spec: The model's axes and spacing.
-    """
+    """Compute the shape of a scan's grid from its header: the largest, if it may be cropped."""
     # One zero with strides of 0: an array of any shape that takes no memory.
     view, volume_from_axes = orient(np.broadcast_to(np.zeros(()), shape), affine, spec.orientation)
     step = np.asarray(spec.spacing_mm) / spacing_of(affine @ volume_from_axes)

@@ -114,11 +114,7 @@ def estimate_robust_shape(point_sets: Sequence[PointSet]) -> RobustShape | None:
 
 
 def fit_to(sets: PointSets, shape: Points) -> tuple[Similarity, Bool[np.ndarray, " specimens"]]:
-    """Fit each specimen to a shape with robust weights.
-
-    Args:
-        sets: Landmarks of each specimen; NaN where there is none.
-        shape: The shape; NaN where unknown.
+    """Fit each specimen to a shape with robust weights; NaN is where a landmark is unknown.
 
     Returns:
         The fits, and which specimens share enough landmarks with the shape to be fitted.

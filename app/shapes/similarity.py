@@ -114,12 +114,7 @@ def measure_stretch(
 def measure_twist(
     source: Float64[np.ndarray, "points 3"], target: Float64[np.ndarray, "points 3"]
 ) -> float:
-    """Measure by how much a point set is turned about its own longest axis, in degrees.
-
-    Args:
-        source: Points, none of them unknown.
-        target: The points that correspond to them, turned.
-    """
+    """Measure by how much a point set is turned about its own longest axis, in degrees."""
     rotation = fit_similarity(source, target, np.ones(len(source))).rotation
     longest = np.linalg.svd(source - source.mean(axis=0), full_matrices=False)[2][0]
     real, *imaginary = mat2quat(rotation)
@@ -133,9 +128,6 @@ def drop_collapsed(
     """Count the points of a set as missing if all are in one place: it has no size and no pose.
 
     Files of other tools may list points that were never placed, all at 0, 0, 0.
-
-    Args:
-        sets: Points; NaN where one is missing.
     """
     known = np.isfinite(sets).all(axis=2, keepdims=True)
     low = np.where(known, sets, np.inf).min(axis=1, initial=np.inf)

@@ -115,8 +115,7 @@ def smooth(
 def kernel_of(sigma: float) -> list[float]:
     """Compute the weights of a Gaussian from its centre to one side; both sides sum to one.
 
-    Args:
-        sigma: Width in voxels, above 0.
+    ``sigma`` is in voxels, above 0.
     """
     taps = math.ceil(min(KERNEL_SIGMAS * sigma, MAX_TAPS))
     # A product, as the power of a float raises OverflowError where a product is infinite.

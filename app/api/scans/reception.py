@@ -119,15 +119,10 @@ async def receive_scan(
     timeout_s: float,
     count_heatmaps: Callable[[LoadedModel], int] = lambda _: 0,
 ) -> ReceivedScan:
-    """Receive the scan of a request.
+    """Receive the scan of a request, whose body has not been read.
 
-    Args:
-        request: Its body has not been read.
-        shared: State of the application.
-        admitted: The same request.
-        query: Of the request.
-        timeout_s: From the end of the upload to the answer.
-        count_heatmaps: Says how many heatmaps of the scan's size the answer holds.
+    ``timeout_s`` goes from the end of the upload to the answer, which holds as many heatmaps of the
+    scan's size as ``count_heatmaps`` says.
 
     Returns:
         The scan.

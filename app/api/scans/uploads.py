@@ -80,11 +80,7 @@ uploads_router: Final = APIRouter(
 
 
 class Reception:
-    """Receives the parts of an upload for one request.
-
-    Attributes:
-        turns: Who has the turn for which upload.
-    """
+    """Receives the parts of an upload for one request."""
 
     def __init__(
         self, request: Request, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep

@@ -108,10 +108,7 @@ class PageFile:
 
 
 def export_niivue(module: bytes) -> bytes | None:
-    """Export NiiVue's class from the bundle of an application that does not.
-
-    Args:
-        module: The JavaScript module of jupyterlab-niivue.
+    """Export NiiVue's class from the bundle of jupyterlab-niivue, which does not.
 
     Returns:
         The module with one more line, which exports ``Niivue``; None if the class is not found.

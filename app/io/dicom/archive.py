@@ -45,14 +45,7 @@ ZIP64: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file as it is stored.
-
-    Attributes:
-        content: Its bytes, compressed if they are.
-        size: Bytes once inflated.
-        crc: Of the inflated bytes; None if there is none.
-        deflated: Whether they are compressed.
-    """
+    """A file as it is stored; ``size`` and ``crc``, if there is one, are of the inflated bytes."""
 
     content: memoryview
     size: int

@@ -143,12 +143,7 @@ def _jpeg2000_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _coding(data: bytes, at: int) -> bytes:
-    """Return what the only COD segment says, which is that of all tiles.
-
-    Args:
-        data: The image.
-        at: Where the segment behind its size begins.
-    """
+    """Return what the only COD segment says, which is that of all tiles, from a segment on."""
     coding, behind = b"", 0
     for _ in range(MAX_SEGMENTS):
         if at >= len(data) - 1 or data[at : at + 2] == bytes((0xFF, END)):
@@ -173,10 +168,7 @@ def _coding(data: bytes, at: int) -> bytes:
 def _count_blocks(size: tuple[int, int], tile: tuple[int, int], coding: bytes) -> tuple[int, int]:
     """Return the number of layers, and about that of code-blocks (ISO 15444-1, A.6.1 and B.7).
 
-    Args:
-        size: Rows and columns.
-        tile: Of a tile.
-        coding: Of the COD segment.
+    Sizes, of the image and a tile, are rows and columns.
     """
     style, _, layers, _, levels, *exponents = struct.unpack_from(">BBHB3B", coding)
     exponents.reverse()  # Height, width.

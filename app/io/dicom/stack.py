@@ -48,10 +48,7 @@ TILT_DEGREES: Final = 0.1
 
 
 def stack_planes(planes: Sequence[Plane]) -> tuple[tuple[Plane, ...], Affine, list[str]]:
-    """Sort planes of one orientation along their normal.
-
-    Args:
-        planes: In any order; one at least.
+    """Sort planes of one orientation, one at least, along their normal.
 
     Returns:
         The planes in order; voxel index -> mm, RAS; and warnings.

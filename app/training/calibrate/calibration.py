@@ -120,12 +120,7 @@ def load_fold_models(
 ) -> dict[str, LoadedModel]:
     """Load the models of all folds, with as many networks as the model itself has.
 
-    Args:
-        folder: The model folder.
-        folds: Its folds.
-        device: Where their networks shall run.
-        precision: What they shall compute in; ``auto``: what the model itself does, as folds are
-            verified in none.
+    For ``auto`` they compute in what the model itself does, as folds are verified in no precision.
 
     Returns:
         For each scan, the model that was not trained on it.
@@ -153,12 +148,7 @@ def calibrate_model(
 ) -> None:
     """Choose regions and thresholds, print what they are based on, and write them.
 
-    Args:
-        folder: The model folder.
-        model: The model as it is.
-        runs: Of the scans that regions and thresholds follow from.
-        console: Where to print.
-        folds: The folds whose models the runs are of; None: they are of the model itself.
+    Without folds, the runs are of the model itself.
 
     Raises:
         BadParameter: There are too few errors for a region; nothing is written.
@@ -258,13 +248,7 @@ def describe_scale(scale: float | None) -> str:
 def describe_coverage(
     regions: Mapping[str, Region], folds: Folds | None, scans: Collection[str]
 ) -> str:
-    """Describe the probability that a further error stays within its region.
-
-    Args:
-        regions: The regions.
-        folds: The folds whose models the errors are of.
-        scans: The scans that the errors are of.
-    """
+    """Describe the probability that a further error stays within its region."""
     coverage = min(region.coverage for region in regions.values())
     subjects = {subject_as_known(scan, folds) for scan in scans}
     specimens, whose = len(subjects), "scan" if len(subjects) == len(scans) else "subject"

@@ -21,13 +21,7 @@ def halves(volume: Volume) -> tuple[Volume, ...]:
 
 
 def crop(volume: Volume, axis: int, first: int, last: int) -> Volume:
-    """Cut a slab out of a scan.
-
-    Args:
-        volume: The scan.
-        axis: Along which to cut.
-        first: Its first voxel along the axis.
-        last: The voxel after its last.
+    """Cut a slab out of a scan, from its first voxel along an axis to the one after its last.
 
     Returns:
         The slab, with an affine that keeps the position of every voxel.

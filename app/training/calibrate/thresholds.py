@@ -86,12 +86,7 @@ def masses_of(outcomes: Sequence[Outcome], radius_mm: float) -> Masses:
 def calibrate_thresholds(
     outcomes: Sequence[Outcome], names: Sequence[str], radius_mm: float
 ) -> Thresholds | None:
-    """Choose the presence thresholds of one network.
-
-    Args:
-        outcomes: On whole and half scans that it was not trained on.
-        names: Of its landmarks.
-        radius_mm: Its voting radius.
+    """Choose the presence thresholds of one network, by scans that it was not trained on.
 
     Returns:
         The thresholds; None if all masses together are too few.

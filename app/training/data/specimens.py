@@ -39,13 +39,7 @@ from app.training.options import Missing
 
 
 class SpecimenFiles(NamedTuple):
-    """The files of one specimen.
-
-    Attributes:
-        name: File name of the scan without suffixes.
-        scan: The scan.
-        landmarks: The landmark file.
-    """
+    """The files of one specimen, whose name is that of the scan without suffixes."""
 
     name: str
     scan: Path

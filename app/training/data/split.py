@@ -23,13 +23,7 @@ PART: Final = re.compile(r"([-_. ](left|right|l|r))?(-frame\d+)?$", re.IGNORECAS
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training and held-out specimens.
-
-    Attributes:
-        train: Specimens to train on.
-        held_out: Specimens to validate on; no weight is trained on them.
-        reason: Why these, for the table of choices.
-    """
+    """Training and held-out specimens."""
 
     train: tuple[SpecimenSummary, ...]
     held_out: tuple[SpecimenSummary, ...]

@@ -64,12 +64,7 @@ def compare_versions(
 ) -> Comparison:
     """Compare two versions of a model on cases that neither was trained on.
 
-    Args:
-        before: The version in place.
-        after: The next one.
-        held_out: The cases.
-        kept: Names of those that people have corrected.
-        outcomes: Of both versions on the cases.
+    People have corrected those whose names are in ``kept``.
     """
     manifests = [read_manifest(folder) for folder in (before, after)]
     voxel_mm = min(read_manifest(before / manifests[0].folders[-1]).input.spacing_mm)
@@ -130,10 +125,6 @@ def case_losses(outcomes: Sequence[Outcome], radius_mm: float) -> np.ndarray:
 
     The error of a point counts up to the voting radius, which stands for a missed or invented point
     as well.
-
-    Args:
-        outcomes: Of a model.
-        radius_mm: The voting radius.
 
     Returns:
         Mean loss of each subject, in mm.

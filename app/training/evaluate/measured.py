@@ -22,14 +22,7 @@ MEASUREMENT_HEADINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """One measurement of one scan against the truth.
-
-    Attributes:
-        spec: What was measured.
-        true: Between the true points.
-        found: Between those of the answer.
-        half_width: Of the 95 % interval; None where there is none.
-    """
+    """One measurement of one scan against the truth, and half the width of its 95 % interval."""
 
     spec: MeasurementSpec
     true: float

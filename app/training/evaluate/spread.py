@@ -37,12 +37,9 @@ class Spread:
 def measure_spread(
     outcomes: Sequence[Outcome], subjects: Mapping[str, str], folds: Mapping[str, str]
 ) -> Spread | None:
-    """Measure how much the mean error varies.
+    """Measure how much the mean error varies over subjects and folds.
 
-    Args:
-        outcomes: Of all folds.
-        subjects: The subject that each scan shows: scans of one are no independent draws.
-        folds: The fold of each scan.
+    Scans of one subject are no independent draws.
 
     Returns:
         The spread; None if there are errors of fewer than two subjects.

@@ -76,16 +76,9 @@ def draw_sample(
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> Sample:
-    """Draw one random sample of a specimen.
+    """Draw one random sample of a specimen: an image of a shape in voxels, of isotropic spacing.
 
     As in service, the image is exactly 0 outside the scan.
-
-    Args:
-        specimen: The scan and its landmarks.
-        shape: Shape of the image in voxels.
-        spacing_mm: Spacing of the image, isotropic.
-        augmentation: Bounds of the randomness.
-        rng: Source of the randomness.
     """
     extent_mm = np.asarray(shape) * spacing_mm
     centre = draw_centre(specimen, extent_mm, augmentation, rng)

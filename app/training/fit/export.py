@@ -81,12 +81,6 @@ def check_exportable(
 ) -> None:
     """Check that what a training would write keeps the contract, before any time is spent on it.
 
-    Args:
-        folder: The folder that would be written.
-        recipe: What would be trained.
-        names: Landmark names in channel order.
-        mean: As for ``write_model_folder``.
-
     Raises:
         ModelRefused: ``write_model_folder`` would refuse it, with the same text.
     """

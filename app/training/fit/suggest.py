@@ -63,13 +63,7 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice, for the table of choices.
-
-    Attributes:
-        name: Its option.
-        value: What was chosen.
-        reason: Why.
-    """
+    """What was chosen for an option, and why, for the table of choices."""
 
     name: str
     value: str

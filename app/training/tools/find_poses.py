@@ -121,12 +121,7 @@ def _detect_posed(
 ) -> PosedPoints:
     """Rotate a scan at random, find its landmarks, and rotate them back.
 
-    Args:
-        detector: The detector.
-        volume: The scan.
-        view: Centre of the view, in mm, RAS, and its edge, in mm.
-        poses: Number of random poses.
-        rng: Source of the randomness.
+    The view is given by its centre, in mm, RAS, and its edge, in mm.
 
     Returns:
         Positions in mm, RAS; NaN where one was not found.
