@@ -66,7 +66,8 @@ class TrainingProgress:
             row = replace(row, mean_mm=float(errors.mean()), p95_mm=p95)
         self._console.print(f"step {step}: {text}", highlight=False)
         self._save(row)
-        draw_curves(self._folder, self._history, self._folder.name)
+        if len(self._history) > 1:  # One row makes no curve.
+            draw_curves(self._folder, self._history, self._folder.name)
 
     def record_interruption(self, step: int) -> None:
         """Print where the training stands, and save the history, unless a validation just has."""

@@ -62,6 +62,9 @@ def test_training_writes_a_folder_that_serves(
     scan = (data / "scans" / "one.nii.gz").read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(BLOBS)
     assert "step 2:" in output
+    (row,) = csv.DictReader((folder / HISTORY).read_text().splitlines())
+    assert (row["step"], row["not_found"]) == ("2", "5")
+    assert not (folder / CURVES).exists(), "one row makes no curve"
 
 
 def test_training_writes_into_the_current_folder(
@@ -76,11 +79,11 @@ def test_training_writes_into_the_current_folder(
 
 def test_history_and_curves_are_kept_beside_the_model(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    run(data, folder, "--steps", 2, "--validate", "two")
+    run(data, folder, "--steps", 51, "--validate", "two", "--tile", 16)
     rows = list(csv.DictReader((folder / HISTORY).read_text().splitlines()))
-    assert [row["step"] for row in rows] == ["2"]
-    assert float(rows[0]["score_loss"]) > 0
-    assert rows[0]["not_found"] == "5"
+    assert [row["step"] for row in rows] == ["50", "51"]
+    assert float(rows[1]["score_loss"]) > 0
+    assert rows[1]["not_found"].isdigit()
     assert (folder / CURVES).read_bytes().startswith(b"\x89PNG")
 
 
