@@ -33,7 +33,7 @@ TYPICAL = np.array(
 BLOBS = ("a", "b", "c", "d", "e")
 BLOB_SHAPE = (38, 44, 34)
 SMALL = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)
-TILES = (*SMALL, "--tile", 16, "--spacing", 1.5)
+TILES = (*SMALL, "--tile", 32, "--spacing", 1.5)
 """Options of trainings that take a second."""
 
 Affine = Float64[np.ndarray, "4 4"]

@@ -43,16 +43,19 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folds_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folds_of_three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[set[str]]]:
+    """The data, and a model of them with its folds; and the scans that each was trained on."""
     data = write_specimens(tmp_path_factory.mktemp("three"), "one", "two", "three")
-    train(data)
-    return data
+    with pytest.MonkeyPatch.context() as patch:
+        names = record_trainings(patch)
+        train(data, "--steps", 2)
+    return data, trainings(names)
 
 
 @pytest.fixture
-def trained(folds_of_three: Path, tmp_path: Path) -> Path:
-    """The data, and a model of them with its folds; a copy for each test."""
-    return shutil.copytree(folds_of_three, tmp_path / "trained")
+def trained(folds_of_three: tuple[Path, list[set[str]]], tmp_path: Path) -> Path:
+    """The data, and the model of them with its folds; a copy for each test."""
+    return shutil.copytree(folds_of_three[0], tmp_path / "trained")
 
 
 def train(data: Path, *words: object) -> str:
@@ -67,6 +70,10 @@ def refine(data: Path, *words: object) -> str:
 
 @pytest.fixture
 def trained_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return record_trainings(monkeypatch)
+
+
+def record_trainings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the scans that each training reads to train on, and an empty name as it starts."""
     names: list[str] = []
 
@@ -90,15 +97,14 @@ def trainings(trained_on: list[str]) -> list[set[str]]:
 
 @pytest.mark.no_cover
 def test_no_fold_nor_its_second_network_is_trained_on_its_own_scans(
-    data: Path, trained_on: list[str]
+    folds_of_three: tuple[Path, list[set[str]]], trained: Path, trained_on: list[str]
 ) -> None:
-    train(data)
+    data = trained
     folds = read_folds(data / "mine")
     assert folds is not None
     every_scan = {"one", "two", "three"}
     expected = [every_scan - set(fold) for fold in folds.members] + [every_scan]
-    assert trainings(trained_on) == expected
-    trained_on.clear()
+    assert folds_of_three[1] == expected
     output = refine(data)
     assert trainings(trained_on) == expected
     assert "fold 3 of 3" in output
@@ -125,21 +131,19 @@ def test_no_fold_nor_its_second_network_is_trained_on_its_own_scans(
 
 
 @pytest.mark.no_cover
-def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(tmp_path: Path) -> None:
+def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(
+    trained: Path, data: Path
+) -> None:
     """To the last bit; the others do."""
+    write_specimen(data, "three", 7)
+    train(data, "--steps", 2)
     weights = []
-    for name, seed in (("plain", 2), ("other", 7)):
-        for number, scan in enumerate(("one", "two")):
-            write_specimen(tmp_path / name, scan, number)
-        write_specimen(tmp_path / name, "three", seed)
-        train(tmp_path / name, "--steps", 2)
-        folds = read_folds(tmp_path / name / "mine")
+    for model in (trained / "mine", data / "mine"):
+        folds = read_folds(model)
         assert folds is not None
         weights.append(
             {
-                fold: load_file(
-                    folds.folder(tmp_path / name / "mine", number) / "weights.safetensors"
-                )
+                fold: load_file(folds.folder(model, number) / "weights.safetensors")
                 for number, (fold,) in enumerate(folds.members, start=1)
             }
         )
@@ -150,14 +154,13 @@ def test_a_fold_does_not_depend_on_the_voxels_and_points_of_its_own_scans(tmp_pa
 
 @pytest.mark.no_cover
 def test_an_interrupted_cross_validation_resumes_in_its_fold(
-    data: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done is not done again, and the outcome is that of one that was not interrupted."""
-    words = ("train", data / "scans", data / "landmarks", *FOLDS, "--steps", 3)
-    landmarkd(*words, "-o", data / "plain")
+    words = ("train", data / "scans", data / "landmarks", *FOLDS, "--steps", 2, "-o", data / "mine")
+    command = [str(word) for word in words]
     with monkeypatch.context() as patch:
-        interrupt_after(5, patch)
-        command = [str(word) for word in (*words, "-o", data / "mine")]
+        interrupt_after(3, patch)
         result = CliRunner().invoke(app, command)
     assert result.exit_code == INTERRUPTED
     folds = read_folds(data / "mine")
@@ -171,15 +174,15 @@ def test_an_interrupted_cross_validation_resumes_in_its_fold(
     changed = (first / "weights.safetensors").stat().st_mtime_ns
     output = landmarkd(*command)
     assert "fold 1 of 3: is done" in output
-    assert "resuming at step 2 of 3" in output
+    assert "resuming at step 1 of 2" in output
     assert (first / "weights.safetensors").stat().st_mtime_ns == changed
     for inner in ("", "folds/fold-1", "folds/fold-2", "folds/fold-3"):
         plain, mine = (
-            load_file(data / name / inner / "weights.safetensors") for name in ("plain", "mine")
+            load_file(one / "mine" / inner / "weights.safetensors") for one in (trained, data)
         )
         assert all(torch.equal(plain[key], mine[key]) for key in plain)
     for name in ("errors.csv", "summary.csv", "spread.csv"):
-        texts = [(data / model / "folds" / name).read_text() for model in ("plain", "mine")]
+        texts = [(one / "mine" / "folds" / name).read_text() for one in (trained, data)]
         assert texts[0] == texts[1]
 
 
@@ -203,12 +206,12 @@ def test_an_interrupt_in_the_last_step_of_a_fold_keeps_the_next_one_from_beginni
 
 def test_folds_of_another_training_are_refused_before_anything_is_trained(trained: Path) -> None:
     data = trained
-    with pytest.raises(StartupError, match="steps: expected 1, got 2"):
-        train(data, "--steps", 2)
+    with pytest.raises(StartupError, match="steps: expected 2, got 1"):
+        train(data)
     for path in (data / "mine" / CHECKPOINT, *(data / "mine").glob("*.safetensors")):
         path.unlink()
     with pytest.raises(StartupError, match=r"fold-1 holds .* or delete \S*/mine/folds$"):
-        train(data, "--steps", 2)
+        train(data)
     with pytest.raises(StartupError, match=r"than were asked for \(2 of seed 1\)"):
         train(data, "--folds", 2)
     with pytest.raises(BadParameter, match="--folds: expected 3, as the first network has, got 2"):
@@ -227,12 +230,12 @@ def test_folds_that_were_trained_otherwise_do_not_calibrate_a_model(trained: Pat
     record["recipe"] |= {"seed": 7, "tile_shape": [16, 16, 32]}
     path.write_text(json.dumps(record))
     check_alike(trained / "mine", path.parent)
-    record["recipe"]["steps"] = 2
+    record["recipe"]["steps"] = 3
     record["recipe"]["augmentation"]["scale"] = 0.2
     record["mirror"] = True
     path.write_text(json.dumps(record))
     message = (
-        r"--folds: .* as \S*/mine was, got \S*fold-2 \(steps: expected 1, got 2; "
+        r"--folds: .* as \S*/mine was, got \S*fold-2 \(steps: expected 2, got 3; "
         r"augmentation.scale: expected 0.1, got 0.2; mirror: expected False, got True\): train"
     )
     where = ("--scans", trained / "scans", "--landmarks", trained / "landmarks")
