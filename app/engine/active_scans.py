@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVarTuple
+from typing import Literal, Protocol, TypeVarTuple, runtime_checkable
 
 from app.engine.scheduler import BACKGROUND
 from app.inference import Detection, Located, ScanState
@@ -137,6 +137,7 @@ class ActiveScan:
 Told = TypeVarTuple("Told")
 
 
+@runtime_checkable
 class Listener(Protocol):
     """The event loop's side of a device, as its threads know it."""
 
