@@ -11,17 +11,17 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.io.volume import read_volume
-from app.phantom import make_phantom, scan_bytes
 from tests.support.browser import (
     ABSENT,
     BEARER,
     KEY,
     MISSING,
     NEAR_MM,
+    OTHER_SCAN,
     SAME_GREY,
     SAMPLE,
     SCAN,
-    SEED,
+    SMALL,
     Browser,
     Page,
     choose,
@@ -145,9 +145,8 @@ def test_dropped_scan_is_shown_with_its_landmarks(
 
 
 def test_several_scans_are_a_list(browser: Browser, page_service: ServiceProcess) -> None:
-    other = scan_bytes(make_phantom(SEED + 1))
     with opened(browser, page_service.url) as page:
-        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN[:999]), ("c, d.nii", other))
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN[:999]), ("c, d.nii", OTHER_SCAN))
         page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
         assert (
             page.text_content("#queue-title")
@@ -280,7 +279,7 @@ def test_without_webgl_landmarks_are_listed(browser: Browser, page_service: Serv
         page.keyboard.press("x")
         assert row(page, chosen(page))[1] == "absent"
         name, content = download(page, '[data-format="fcsv"]')
-        assert name == f"phantom-{SEED}.fcsv"
+        assert name == "phantom-6.fcsv"
         assert "marked absent by a person" in content
 
 
@@ -372,7 +371,7 @@ def test_long_names_and_measurements_have_their_room(
 def test_scan_opened_before_the_key_is_answered_by_the_chosen_model(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    page = browser.new_page()
+    page = browser.new_page(viewport=SMALL)
     page.set_default_timeout(60_000)
     page.goto(page_service.url)
     page.wait_for_selector("body[data-ready]")

@@ -174,11 +174,11 @@ def test_button_of_the_contrast_is_pressed_as_long_as_it_is_drawn(
         mark = mark_of(page, "ball", 0)
         page.mouse.move(mark["x"], mark["y"])
         page.mouse.down(button="right")
-        page.mouse.move(mark["x"] + 15, mark["y"] + 15)
-        page.mouse.move(mark["x"] + 30, mark["y"] + 30)
+        page.mouse.move(mark["x"] - 15, mark["y"] - 15)
+        page.mouse.move(mark["x"] - 30, mark["y"] - 30)
         page.mouse.up(button="right")
         page.wait_for_selector('#views:not(:has([data-window][aria-pressed="true"]))')
-        page.mouse.dblclick(mark["x"] + 15, mark["y"] + 15)
+        page.mouse.dblclick(mark["x"] - 15, mark["y"] - 15)
         page.wait_for_selector(auto)
         page.click('[data-window="bone"]')
         assert page.get_attribute('[data-window="bone"]', "aria-pressed") == "true"
@@ -279,7 +279,7 @@ def test_rings_are_faint_by_their_distance_from_the_slice_that_is_drawn_of_an_ob
     image = nib.Nifti1Image(np.rint(VOLUME.voxels).astype(np.int16), oblique)
     image.header.set_xyzt_units("mm")
     at, beside = (
-        transform(oblique, np.array(ijk, dtype=np.float64)) for ijk in ([40, 30, 40], [40, 80, 40])
+        transform(oblique, np.array(ijk, dtype=np.float64)) for ijk in ([40, 10, 40], [40, 60, 40])
     )
     level = [*beside[:2], at[2]]
     opacity = """([at, mm]) => {

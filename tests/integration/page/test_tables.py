@@ -7,9 +7,8 @@ from typing import Any
 
 from app.cli.batch import LongTable
 from app.io import LandmarksAnswer
-from app.phantom import make_phantom, scan_bytes
 from app.shapes import read_cohort
-from tests.support.browser import SCAN, SEED, Browser, choose, download, drop, hold, opened
+from tests.support.browser import OTHER_SCAN, SCAN, Browser, choose, download, drop, hold, opened
 from tests.support.services import ServiceProcess
 
 
@@ -40,9 +39,8 @@ def test_measurements_of_all_scans_are_one_table_of_what_was_corrected(
     browser: Browser, page_service: ServiceProcess, tmp_path: Path
 ) -> None:
     """A row for each scan, as statistics programs read, and as the command writes it."""
-    other = scan_bytes(make_phantom(SEED + 1))
     with opened(browser, page_service.url) as page:
-        drop(page, ("a.nii.gz", SCAN), ("b.nii", SCAN[:999]), ("c.nii", other))
+        drop(page, ("a.nii.gz", SCAN), ("b.nii", SCAN[:999]), ("c.nii", OTHER_SCAN))
         page.wait_for_selector('#scans li:nth-child(3)[data-state="done"]')
         page.wait_for_selector("#rows tr")
         # As of a model that is calibrated.
