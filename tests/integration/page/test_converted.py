@@ -1,8 +1,8 @@
 """Scans that NiiVue does not read: the page draws what the service reads in them."""
 
 import base64
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import nibabel as nib
 import numpy as np
@@ -59,6 +59,23 @@ def edited(content: bytes, before: str, after: str) -> bytes:
     return content.replace(before.encode(), after.encode())
 
 
+class Plain(NamedTuple):
+    """A page with a scan that NiiVue reads, and how it is drawn."""
+
+    page: Page
+    picture: np.ndarray
+
+
+@pytest.fixture(scope="module")
+def plain(browser: Browser, page_service: ServiceProcess) -> Iterator[Plain]:
+    with opened(browser, page_service.url, **OVER) as page:
+        asked = requests_of(page)
+        drop(page, ("plain.nii", as_nifti_1(VOXELS, VOLUME.affine)))
+        picture = shown(page, "plain.nii")
+        assert asked == []
+        yield Plain(page, picture)
+
+
 def with_other_line_ends(voxels: np.ndarray, affine: np.ndarray) -> bytes:
     """Write MetaImage with the line ends of Windows, of which NiiVue takes some for voxels."""
     head, _, stored = as_metaimage(voxels, affine).partition(b"LOCAL\n")
@@ -108,25 +125,22 @@ def requests_of(page: Page) -> list[str]:
 
 
 def test_dicom_is_drawn_as_the_same_scan_in_nifti_and_sent_for_it_once(
-    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
+    plain: Plain, answer: list[dict[str, Any]]
 ) -> None:
-    with opened(browser, page_service.url, **OVER) as page:
-        asked = requests_of(page)
-        drop(page, ("plain.nii", as_nifti_1(VOXELS, VOLUME.affine)))
-        plain = shown(page, "plain.nii")
-        assert asked == []
-        drop(page, ("study.zip", zipped([*SCOUT, *SLICES])))
-        page.wait_for_selector("#ask-choice", state="visible")
-        page.click("#ask-choice button")
-        assert np.abs(shown(page, "study.zip series 0") - plain).mean() < SAME_GREY
-        compare_points(page, [one for one in answer if one["ras_mm"]])
-        page.click("#show-heatmap")
-        page.wait_for_selector('#heatmap:text("from red to yellow")')
-        page.click("#before")
-        page.wait_for_selector('#facts:text("plain.nii")')
-        page.click("#after")
-        assert np.abs(shown(page, "study.zip series 0") - plain).mean() < SAME_GREY
-        assert asked == ["series=0"]
+    page = plain.page
+    asked = requests_of(page)
+    drop(page, ("study.zip", zipped([*SCOUT, *SLICES])))
+    page.wait_for_selector("#ask-choice", state="visible")
+    page.click("#ask-choice button")
+    assert np.abs(shown(page, "study.zip series 0") - plain.picture).mean() < SAME_GREY
+    compare_points(page, [one for one in answer if one["ras_mm"]])
+    page.click("#show-heatmap")
+    page.wait_for_selector('#heatmap:text("from red to yellow")')
+    page.click("#scans li:first-child")
+    page.wait_for_selector('#facts:text("plain.nii")')
+    page.click('#scans li:has-text("study.zip")')
+    assert np.abs(shown(page, "study.zip series 0") - plain.picture).mean() < SAME_GREY
+    assert asked == ["series=0"]
 
 
 def test_viewer_reads_a_file_as_the_service_does_or_leaves_it_to_be_converted(
@@ -160,14 +174,19 @@ def test_viewer_reads_a_file_as_the_service_does_or_leaves_it_to_be_converted(
         assert read_by_niivue(content) is None, name
 
 
-def test_bytes_that_niivue_takes_for_voxels_are_not_drawn(
-    browser: Browser, page_service: ServiceProcess
+def test_bytes_that_niivue_takes_for_voxels_are_not_drawn(plain: Plain) -> None:
+    drop(plain.page, ("odd.mha", with_other_line_ends(VOXELS, VOLUME.affine)))
+    assert np.abs(shown(plain.page, "odd.mha") - plain.picture).mean() < SAME_GREY
+
+
+@pytest.mark.parametrize("write", [as_nifti_1, as_nrrd, as_metaimage])
+def test_voxels_of_a_type_that_niivue_does_not_read_are_drawn_as_of_another(
+    plain: Plain, write: Callable[..., bytes]
 ) -> None:
-    with opened(browser, page_service.url, **OVER) as page:
-        drop(page, ("plain.nii", as_nifti_1(VOXELS, VOLUME.affine)))
-        plain = shown(page, "plain.nii")
-        drop(page, ("odd.mha", with_other_line_ends(VOXELS, VOLUME.affine)))
-        assert np.abs(shown(page, "odd.mha") - plain).mean() < SAME_GREY
+    # Values of a type without a sign.
+    wide = write((VOXELS - VOXELS.min()).astype(np.uint64), VOLUME.affine)
+    drop(plain.page, (f"wide {write.__name__}", wide))
+    assert np.abs(shown(plain.page, f"wide {write.__name__}") - plain.picture).mean() < SAME_GREY
 
 
 def test_scan_that_is_refused_is_only_sent_again_and_drawn_where_it_is_the_model_that_refuses_it(
@@ -201,18 +220,6 @@ def test_few_converted_files_are_kept(browser: Browser, page_service: ServicePro
             page.wait_for_selector(f'#facts:text("{number}.zip")')
             assert page.is_hidden("#unseen")
             assert len(asked) == sent
-
-
-@pytest.mark.parametrize("write", [as_nifti_1, as_nrrd, as_metaimage])
-def test_voxels_of_a_type_that_niivue_does_not_read_are_drawn_as_of_another(
-    browser: Browser, page_service: ServiceProcess, write: Callable[..., bytes]
-) -> None:
-    with opened(browser, page_service.url, **OVER) as page:
-        drop(page, ("plain.nii", as_nifti_1(VOXELS, VOLUME.affine)))
-        plain = shown(page, "plain.nii")
-        # Values of a type without a sign.
-        drop(page, ("wide", write((VOXELS - VOXELS.min()).astype(np.uint64), VOLUME.affine)))
-        assert np.abs(shown(page, "wide") - plain).mean() < SAME_GREY
 
 
 def test_scan_that_one_leaves_is_not_waited_for(

@@ -1,7 +1,8 @@
 """Where scans and points lie on the page: headers that are read in several ways, and the edge."""
 
 import io
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import nibabel as nib
 import nrrd
@@ -18,6 +19,7 @@ from tests.support.browser import (
     Browser,
     Page,
     choose,
+    chosen,
     compare_points,
     crosshair,
     drag,
@@ -31,6 +33,16 @@ from tests.support.browser import (
 from tests.support.services import ServiceProcess
 
 VOLUME = read_volume(SCAN)
+COUNT_UPLOADS = """() => {
+    window.sent = 0;
+    const { nv } = landmarkd.viewer;
+    const send = nv.refreshLayers.bind(nv);
+    nv.refreshLayers = (...layer) => {
+        window.sent += 1;
+        return send(...layer);
+    };
+}"""
+"""Lets the page count how often a scan is sent to the graphics card."""
 VOXEL_MM = float(spacing_of(VOLUME.affine).min())
 MIRROR = np.diag([-1.0, 1.0, 1.0, 1.0])
 
@@ -63,6 +75,45 @@ def frames_first() -> bytes:
     return file.getvalue()
 
 
+class Plain(NamedTuple):
+    """A scan of which nothing is unusual, as it is drawn when it was opened.
+
+    Attributes:
+        page: Where it was opened, and others may be opened after it.
+        picture: Its grey values.
+        name: The landmark that is chosen at first.
+        mark: Its ring in the axial plane.
+    """
+
+    page: Page
+    picture: np.ndarray
+    name: str
+    mark: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def plain(browser: Browser, page_service: ServiceProcess) -> Iterator[Plain]:
+    with opened(browser, page_service.url) as page:
+        drop(page, ("plain.nii", written()))
+        page.wait_for_selector("#rows tr")
+        name = chosen(page)
+        yield Plain(page, drawn(page), name, mark_of(page, name, 0))
+
+
+def open_after(plain: Plain, name: str, scan: bytes) -> None:
+    """Open a scan, and check that it is drawn as the plain one."""
+    drop(plain.page, (name, scan))
+    plain.page.wait_for_selector(f'#facts:text("{name}")')
+    compare_with(plain)
+
+
+def compare_with(plain: Plain) -> None:
+    """Check that the scan that was opened last is drawn as the plain one."""
+    assert plain.page.is_hidden("#unseen")
+    assert chosen(plain.page) == plain.name
+    assert np.abs(drawn(plain.page) - plain.picture).mean() < SAME_GREY
+
+
 @pytest.mark.parametrize(
     ("scan", "warning"),
     [
@@ -73,75 +124,39 @@ def frames_first() -> bytes:
     ids=["mirrored qform", "metres", "microns"],
 )
 def test_scan_is_shown_where_the_service_read_it(
-    browser: Browser,
-    page_service: ServiceProcess,
-    answer: list[dict[str, Any]],
-    scan: bytes,
-    warning: str,
+    plain: Plain, answer: list[dict[str, Any]], scan: bytes, warning: str
 ) -> None:
-    found = [one for one in answer if one["ras_mm"]]
-    name = found[0]["name"]
-    with opened(browser, page_service.url) as page:
-        drop(page, ("plain.nii", written()))
-        page.wait_for_selector("#rows tr")
-        choose(page, name)
-        plain = drawn(page)
-        mark = mark_of(page, name, 0)
-        drop(page, ("odd.nii", scan))
-        page.wait_for_selector('#facts:text("odd.nii")')
-        assert warning in text_of(page, "#warnings")
-        choose(page, name)
-        compare_points(page, found)
-        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
-        assert mark_of(page, name, 0) == pytest.approx(mark, abs=0.1)
-        # A correction moves it by as many mm, and along the same axis.
-        page.mouse.click(mark["x"], mark["y"])
-        page.keyboard.press("Shift+ArrowRight")
-        expected = np.array(found[0]["ras_mm"])
-        expected[0] += spacing_of(VOLUME.affine).min()
-        assert_allclose(landmark(page, name)["ras_mm"], expected, atol=NEAR_MM)
-        assert_allclose(crosshair(page), expected, atol=NEAR_MM)
-        voxel = np.linalg.inv(VOLUME.affine) @ [*expected, 1.0]
-        assert_allclose(landmark(page, name)["ijk"], voxel[:3], atol=NEAR_MM)
+    found = {one["name"]: one for one in answer if one["ras_mm"]}
+    page, _, name, mark = plain
+    open_after(plain, f"{warning}.nii", scan)
+    assert warning in text_of(page, "#warnings")
+    compare_points(page, list(found.values()))
+    assert mark_of(page, name, 0) == pytest.approx(mark, abs=0.1)
+    # A correction moves it by as many mm, and along the same axis.
+    page.mouse.click(mark["x"], mark["y"])
+    page.keyboard.press("Shift+ArrowRight")
+    expected = np.array(found[name]["ras_mm"])
+    expected[0] += spacing_of(VOLUME.affine).min()
+    assert_allclose(landmark(page, name)["ras_mm"], expected, atol=NEAR_MM)
+    assert_allclose(crosshair(page), expected, atol=NEAR_MM)
+    voxel = np.linalg.inv(VOLUME.affine) @ [*expected, 1.0]
+    assert_allclose(landmark(page, name)["ijk"], voxel[:3], atol=NEAR_MM)
 
 
-def count_uploads(page: Page) -> None:
-    """Let the page count how often a scan is sent to the graphics card."""
-    page.evaluate(
-        """() => {
-            const { nv } = landmarkd.viewer;
-            const send = nv.refreshLayers.bind(nv);
-            window.sent = 0;
-            nv.refreshLayers = (...layer) => {
-                window.sent += 1;
-                send(...layer);
-            };
-        }"""
-    )
-
-
-def test_contrast_is_that_of_the_voxels_whatever_range_the_header_has(
-    browser: Browser, page_service: ServiceProcess
-) -> None:
+def test_contrast_is_that_of_the_voxels_whatever_range_the_header_has(plain: Plain) -> None:
     image = nib.Nifti2Image.from_bytes(written())
     image.header["cal_min"], image.header["cal_max"] = (
         3,
         25500,
     )  # As of a scan before it was scaled.
-    with opened(browser, page_service.url) as page:
-        drop(page, ("plain.nii", written()))
-        page.wait_for_selector("#rows tr")
-        plain = drawn(page)
-        count_uploads(page)
-        drop(page, ("scaled.nii", image.to_bytes()))
-        page.wait_for_selector('#facts:text("scaled.nii")')
-        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
-        assert page.evaluate("sent") == 1
+    plain.page.evaluate(COUNT_UPLOADS)
+    open_after(plain, "scaled.nii", image.to_bytes())
+    assert plain.page.evaluate("sent") == 1
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, 1e300, np.nan])
 def test_voxels_that_are_not_finite_leave_the_others_their_contrast(
-    browser: Browser, page_service: ServiceProcess, value: float
+    plain: Plain, value: float
 ) -> None:
     voxels = np.rint(VOLUME.voxels).astype(np.float64)
     voxels[0, 0, 0] = voxels.max() + 100  # Where NiiVue does not look for their range.
@@ -150,15 +165,9 @@ def test_voxels_that_are_not_finite_leave_the_others_their_contrast(
     image = nib.Nifti1Image(voxels, VOLUME.affine)
     image.header.set_xyzt_units("mm")
     ends = "(({ cal_min, cal_max }) => [cal_min, cal_max])(landmarkd.viewer.nv.volumes[0])"
-    with opened(browser, page_service.url) as page:
-        drop(page, ("plain.nii", written()))
-        page.wait_for_selector("#rows tr")
-        plain = drawn(page)
-        drop(page, ("odd.nii", image.to_bytes()))
-        page.wait_for_selector('#facts:text("odd.nii")')
-        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
-        page.click('[data-window="full"]')
-        assert page.evaluate(ends) == whole
+    open_after(plain, f"with {value}.nii", image.to_bytes())
+    plain.page.click('[data-window="full"]')
+    assert plain.page.evaluate(ends) == whole
 
 
 def test_button_of_the_contrast_is_pressed_as_long_as_it_is_drawn(
@@ -226,17 +235,8 @@ def test_drag_ends_with_its_scan(
 def test_scan_is_sent_to_the_graphics_card_once(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    count = """() => {
-        window.sent = 0;
-        const { nv } = landmarkd.viewer;
-        const send = nv.refreshLayers.bind(nv);
-        nv.refreshLayers = (...given) => {
-            sent += 1;
-            return send(...given);
-        };
-    }"""
     with opened(browser, page_service.url) as page:
-        page.evaluate(count)
+        page.evaluate(COUNT_UPLOADS)
         for number, name in enumerate(("a.nii.gz", "b.nii.gz"), start=1):
             drop(page, (name, SCAN))
             page.wait_for_selector(f'#facts:text("{name}")')
@@ -248,25 +248,19 @@ def test_scan_is_sent_to_the_graphics_card_once(
 
 
 def test_scan_of_which_the_viewer_takes_frames_for_an_axis_is_converted(
-    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]]
+    plain: Plain, answer: list[dict[str, Any]]
 ) -> None:
-    with opened(browser, page_service.url) as page:
-        drop(page, ("plain.nii", written()))
-        page.wait_for_selector("#rows tr")
-        choose(page, "ball")
-        plain = drawn(page)
-        drop(page, ("sequence.seq.nrrd", frames_first()))
-        page.wait_for_selector("#ask-choice", state="visible")
-        page.fill("#choice", "1")
-        page.keyboard.press("Enter")
-        page.wait_for_selector('#facts:text("sequence.seq.nrrd frame 1")')
-        assert page.is_hidden("#unseen")
-        choose(page, "ball")
-        assert np.abs(drawn(page) - plain).mean() < SAME_GREY
-        for one in answer:
-            if one["ras_mm"]:
-                found = landmark(page, one["name"])["ras_mm"]
-                assert_allclose(found, one["ras_mm"], atol=VOXEL_MM)
+    page = plain.page
+    drop(page, ("sequence.seq.nrrd", frames_first()))
+    page.wait_for_selector("#ask-choice", state="visible")
+    page.fill("#choice", "1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector('#facts:text("sequence.seq.nrrd frame 1")')
+    compare_with(plain)
+    for one in answer:
+        if one["ras_mm"]:
+            found = landmark(page, one["name"])["ras_mm"]
+            assert_allclose(found, one["ras_mm"], atol=VOXEL_MM)
 
 
 def test_rings_are_faint_by_their_distance_from_the_slice_that_is_drawn_of_an_oblique_scan(
