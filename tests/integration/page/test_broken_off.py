@@ -1,13 +1,12 @@
 """The page where a file or an answer is gone halfway, in a real Chromium: what it says of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 
 import numpy as np
-import pytest
 
 from app.io.volume import read_volume
 from tests.support.browser import SCAN, Browser, Page, drop, opened, text_of
@@ -75,21 +74,24 @@ def test_whole_answer_that_is_no_json_is_not_said_to_be_cut_off(
         page.wait_for_selector("text=Got HTTP status 200, not from the service itself")
 
 
-@pytest.mark.parametrize("change", [Path.unlink, lambda file: file.write_bytes(SCAN + b"more")])
 def test_scan_whose_file_has_changed_is_not_drawn_and_is_said_to_have(
-    browser: Browser, page_service: ServiceProcess, tmp_path: Path, change: Callable[[Path], object]
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
 ) -> None:
     """As the page reads a file again whenever it is looked at; there was no reason."""
-    file = tmp_path / "a.nii.gz"
-    file.write_bytes(SCAN)
+    removed, longer = tmp_path / "removed.nii.gz", tmp_path / "longer.nii.gz"
+    for file in (removed, longer):
+        file.write_bytes(SCAN)
     with opened(browser, page_service.url) as page:
-        page.set_input_files("#file", file)
-        page.wait_for_selector("#rows tr")
+        page.set_input_files("#file", [removed, longer])
+        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
         drop(page, ("b.nii.gz", SCAN))
         page.wait_for_selector('#facts:text("b.nii.gz")')
-        change(file)
-        page.click("#before")
-        page.wait_for_selector('#facts:text("a.nii.gz")')
-        assert page.is_visible("#unseen")
-        assert text_of(page, "#unseen").endswith("after it was opened. Please open it again.")
-        assert page.locator("#rows tr").count() == 6
+        removed.unlink()
+        longer.write_bytes(SCAN + b"more")
+        for file in (removed, longer):
+            page.click(f'#scans li:has-text("{file.name}")')
+            page.wait_for_selector(f'#facts:text("{file.name}")')
+            assert page.is_visible("#unseen"), file.name
+            said = text_of(page, "#unseen")
+            assert said.endswith("after it was opened. Please open it again."), file.name
+            assert page.locator("#rows tr").count() == 6, file.name

@@ -1,6 +1,7 @@
 """Doubtful landmarks on the page, in a real Chromium: what tells them from those that are sure."""
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -10,7 +11,6 @@ from tests.support.browser import (
     BEARER,
     SCAN,
     Browser,
-    Page,
     choose,
     drop,
     opened,
@@ -43,33 +43,23 @@ def doubted(page_service: ServiceProcess) -> str:
     return f"event: answer\ndata: {json.dumps(answer)}\n\n"
 
 
-def show(page: Page, doubted: str, *names: str) -> None:
-    answer = {"body": doubted, "content_type": "text/event-stream"}
-    page.route("**/v1/landmarks?*", lambda route: route.fulfill(**answer))
-    drop(page, *((name, SCAN) for name in names))
-    page.wait_for_selector("#rows tr")
-
-
-def test_rings_without_a_region_are_dashed_as_their_size_says_nothing(
+def test_doubtful_landmarks_are_counted_until_a_person_decides_and_dashed_without_a_region(
     browser: Browser, page_service: ServiceProcess, doubted: str
 ) -> None:
+    """A ring that is not of a region has a size that says nothing."""
+    answer: dict[str, Any] = {"body": doubted, "content_type": "text/event-stream"}
     with opened(browser, page_service.url) as page:
-        show(page, doubted, "head.nii.gz")
-        for name, status, *_ in rows(page):
-            if name != ABSENT:
-                choose(page, name)
-                assert (page.evaluate(DASHES, name) == "none") == (status == "detected")
-
-
-def test_doubtful_landmarks_are_counted_until_a_person_decides(
-    browser: Browser, page_service: ServiceProcess, doubted: str
-) -> None:
-    with opened(browser, page_service.url) as page:
-        show(page, doubted, "a.nii.gz", "b.nii.gz")
+        page.route("**/v1/landmarks?*", lambda route: route.fulfill(**answer))
+        drop(page, ("a.nii.gz", SCAN), ("b.nii.gz", SCAN))
+        page.wait_for_selector("#rows tr")
         page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
         assert text_of(page, "#summary") == "5 of 6 landmarks found, 4 of them doubtful"
         told = page.locator("#scans span:last-child")
         assert told.all_text_contents() == ["5 of 6 found, 4 doubtful"] * 2
+        for name, status, *_ in rows(page):
+            if name != ABSENT:
+                choose(page, name)
+                assert (page.evaluate(DASHES, name) == "none") == (status == "detected"), name
         names = [name for name, status, *_ in rows(page) if status == "low confidence"]
         for name in names:
             choose(page, name)

@@ -2,7 +2,8 @@
 
 import json
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -10,7 +11,9 @@ from tests.support.browser import (
     ABSENT,
     KEY,
     SCAN,
+    SMALL,
     Browser,
+    Page,
     Route,
     choose,
     drop,
@@ -21,9 +24,13 @@ from tests.support.browser import (
 )
 from tests.support.services import ServiceProcess
 
-DESK = {"viewport": {"width": 1400, "height": 900}}
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-NARROW = {"viewport": {"width": 320, "height": 568}, "has_touch": True, "is_mobile": True}
+DESK: dict[str, Any] = {"viewport": {"width": 1400, "height": 900}}
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 390, "height": 844},
+    "has_touch": True,
+    "is_mobile": True,
+}
+NARROW = (320, 568)
 PER_MM = 1e-3
 SEEN = """() => {
     const box = (of) => of.getBoundingClientRect();
@@ -40,17 +47,34 @@ SEEN = """() => {
 """The colour of the table, and where rings are, as parts of the canvas."""
 
 
-@pytest.mark.parametrize("screen", [DESK, PHONE, NARROW])
-def test_long_name_of_a_file_widens_nothing(
-    browser: Browser, page_service: ServiceProcess, screen: dict[str, Any]
-) -> None:
-    with opened(browser, page_service.url, **screen) as page:
+class Screen(NamedTuple):
+    """The page with an answered scan whose file has a long name, dark, on a screen of its own."""
+
+    page: Page
+    touched: bool
+
+
+@pytest.fixture(scope="module", params=[DESK, PHONE], ids=["desk", "phone"])
+def screen(
+    request: pytest.FixtureRequest, browser: Browser, page_service: ServiceProcess
+) -> Iterator[Screen]:
+    with opened(browser, page_service.url, color_scheme="dark", **request.param) as page:
         drop(page, (f"{'Oberschenkelhals_' * 12}.nii.gz", SCAN))
         page.wait_for_selector("#rows tr")
+        yield Screen(page, request.param is PHONE)
+
+
+def test_long_name_of_a_file_widens_nothing(screen: Screen) -> None:
+    size = screen.page.viewport_size
+    assert size is not None
+    for width, height in [(size["width"], size["height"]), *([NARROW] if screen.touched else [])]:
+        screen.page.set_viewport_size({"width": width, "height": height})
+        screen.page.wait_for_function("(width) => innerWidth === width", arg=width)
         for part in ("html", "aside"):
             sizes = "(one) => [one.scrollWidth, one.clientWidth]"
-            needed, given = page.eval_on_selector(part, sizes)
-            assert needed == given, part
+            needed, given = screen.page.eval_on_selector(part, sizes)
+            assert needed == given, (part, width)
+    screen.page.set_viewport_size(size)
 
 
 def test_bounds_of_a_ratio_are_as_fine_as_its_value(
@@ -113,7 +137,7 @@ def test_lengths_are_as_fine_as_the_voxels(
 def test_answer_that_waits_for_the_viewer_says_so(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    page = browser.new_page()
+    page = browser.new_page(viewport=SMALL)
     held = hold(page, "**/page/niivue.js")
     page.goto(page_service.url)
     page.fill("#key", KEY)
@@ -140,35 +164,28 @@ def test_scan_that_is_being_generated_is_said_to_be(
         assert text_of(page, "#state") == ""
 
 
-@pytest.mark.parametrize("screen", [DESK, PHONE])
-def test_paper_has_the_rings_where_they_are_on_the_screen_and_dark_words(
-    browser: Browser, page_service: ServiceProcess, screen: dict[str, Any]
-) -> None:
-    with opened(browser, page_service.url, color_scheme="dark", **screen) as page:
-        drop(page, ("a.nii.gz", SCAN))
-        page.wait_for_selector("#rows tr")
-        page.wait_for_selector("#labels .ring", state="attached")
-        page.evaluate(f"""{{
-            window.seen = {SEEN};
-            const printing = matchMedia("print");
-            printing.onchange = () => {{ if (printing.matches) window.printed = seen(); }};
-        }}""")
-        page.pdf()
-        shown, printed = page.evaluate("[seen(), printed]")
+def test_paper_has_the_rings_where_they_are_on_the_screen_and_dark_words(screen: Screen) -> None:
+    page = screen.page
+    page.wait_for_selector("#labels .ring", state="attached")
+    page.evaluate(f"""{{
+        window.seen = {SEEN};
+        const printing = matchMedia("print");
+        printing.onchange = () => {{ if (printing.matches) window.printed = seen(); }};
+    }}""")
+    page.pdf()
+    shown, printed = page.evaluate("[seen(), printed]")
     assert printed["text"] == "rgb(0, 0, 0)"
     assert len(shown["rings"]) > 0
     assert printed["rings"] == [pytest.approx(ring, abs=0.01) for ring in shown["rings"]]
 
 
-@pytest.mark.parametrize(("screen", "touched"), [(DESK, False), (PHONE, True)])
 def test_columns_are_explained_and_placing_is_told_for_fingers_where_nothing_hovers(
-    browser: Browser, page_service: ServiceProcess, screen: dict[str, Any], *, touched: bool
+    screen: Screen,
 ) -> None:
-    with opened(browser, page_service.url, **screen) as page:
-        drop(page, ("a.nii.gz", SCAN))
-        page.wait_for_selector("#rows tr")
-        assert ("Conf.: confidence, 0 to 1." in page.inner_text("#results")) is touched
-        page.click('[data-act="place"]')
-        told = page.inner_text("#placing")
-        assert told.startswith("Tap where it is" if touched else "Click where it is")
-        assert ("Esc" in told) is not touched
+    page, touched = screen
+    assert ("Conf.: confidence, 0 to 1." in page.inner_text("#results")) is touched
+    page.click('[data-act="place"]')
+    told = page.inner_text("#placing")
+    page.click('[data-act="place"]')
+    assert told.startswith("Tap where it is" if touched else "Click where it is")
+    assert ("Esc" in told) is not touched
