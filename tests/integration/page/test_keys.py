@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.browser import KEY, SCAN, Browser, Page, choose, drop, opened, text_of
+from tests.support.browser import KEY, SCAN, SMALL, Browser, Page, choose, drop, opened, text_of
 from tests.support.services import ServiceProcess
 
 FORGET = """async () => (await import("/page/service.js")).setKey("one that was replaced")"""
@@ -56,7 +56,7 @@ def test_what_one_tab_chooses_stays_there_and_is_the_first_choice_of_new_ones(
         page.wait_for_selector("body[data-ready]")
         return page.input_value("#model"), text_of(page, '#frames [aria-pressed="true"]')
 
-    with browser.new_context() as context:
+    with browser.new_context(viewport=SMALL) as context:
         context.set_default_timeout(20_000)
         context.route("**/v1/models", lambda route: route.fulfill(json=listed))
         one, other = context.new_page(), context.new_page()
@@ -72,7 +72,7 @@ def test_calls_are_listed_and_tried_with_the_key_that_is_asked_for(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
     """The link to them led to a refusal in JSON."""
-    start = browser.new_page()
+    start = browser.new_page(viewport=SMALL)
     start.goto(page_service.url)
     with start.expect_popup() as calls:  # What was opened stays where it is.
         start.click("header a")

@@ -1,6 +1,7 @@
 """Another model on the page, in a real Chromium with a real service: what was answered stays."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.browser import (
     ABSENT,
     MISSING,
     SCAN,
+    SMALL,
     Browser,
     Page,
     Route,
@@ -121,6 +123,14 @@ def test_measurements_of_one_model_are_not_shown_as_those_of_another(
         page.wait_for_selector(f'{value}:text-is("{MISSING}")')
 
 
+@pytest.fixture(scope="module")
+def unkeyed(browser: Browser) -> Iterator[Page]:
+    """A page to be opened several times, which no key is entered in."""
+    page = browser.new_page(viewport=SMALL)
+    yield page
+    page.close()
+
+
 @pytest.mark.parametrize(
     ("call", "refusal"),
     [
@@ -132,7 +142,7 @@ def test_measurements_of_one_model_are_not_shown_as_those_of_another(
     ],
 )
 def test_models_are_asked_for_again_if_the_service_was_away(
-    browser: Browser, page_service: ServiceProcess, call: str, refusal: dict[str, Any]
+    unkeyed: Page, page_service: ServiceProcess, call: str, refusal: dict[str, Any]
 ) -> None:
     asked: list[str] = []
 
@@ -143,37 +153,32 @@ def test_models_are_asked_for_again_if_the_service_was_away(
         else:
             route.continue_()
 
-    page = browser.new_page()
-    page.route(f"**/{call}", refuse_once)
-    page.goto(page_service.url)
-    page.wait_for_selector("#ask-key", state="visible")
+    unkeyed.route(f"**/{call}", refuse_once)
+    unkeyed.goto(page_service.url)
+    unkeyed.wait_for_selector("#ask-key", state="visible")
     assert len(asked) == 2
-    assert page.is_hidden("#problem")
-    page.close()
+    assert unkeyed.is_hidden("#problem")
+    unkeyed.unroute(f"**/{call}")
 
 
-def test_model_whose_folder_names_its_version_is_described(
+def test_model_whose_folder_names_its_version_is_described_and_generates_scans(
     browser: Browser, tmp_path: Path
 ) -> None:
-    """As one that was installed is; its card was taken for that of another model."""
+    """As one that was installed is.
+
+    Its card was taken for that of another model, and no button offered a scan, as the model is not
+    called ``phantom`` in the list.
+    """
     models = toy_models(tmp_path)
     (models / MODEL).rename(models / f"{MODEL}@1.0.0")
+    shutil.copytree(PHANTOM, models / "phantom@1.1.0")
     with ended(ServiceProcess(models)) as service:
-        page = browser.new_page()
+        page = browser.new_page(viewport=SMALL)
         page.goto(service.url)
+        page.wait_for_selector("body[data-ready]")
+        page.select_option("#model", f"{MODEL}@1.0.0")
         page.wait_for_selector('#about-scan:text("Scans are resampled to")')
-        assert text_of(page, "#about-title") == f"{MODEL} 1.0.0"
-        page.close()
-
-
-def test_scan_is_generated_for_a_model_whose_folder_names_its_version(
-    browser: Browser, tmp_path: Path
-) -> None:
-    """No button offered it, as the model is not called ``phantom`` in the list."""
-    shutil.copytree(PHANTOM, tmp_path / "phantom@1.1.0")
-    with ended(ServiceProcess(tmp_path)) as service:
-        page = browser.new_page()
-        page.goto(service.url)
+        page.wait_for_selector(f'#about-title:text-is("{MODEL} 1.0.0")')
         page.click("#generate")
         page.wait_for_selector("#rows tr")
         assert page.input_value("#model") == "phantom@1.1.0"

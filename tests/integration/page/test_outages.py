@@ -18,6 +18,7 @@ from tests.support.browser import (
     KEY,
     MISSING,
     SCAN,
+    SMALL,
     Browser,
     Page,
     choose,
@@ -286,10 +287,8 @@ def test_chosen_model_stays_when_the_key_is_asked_for_again(
 def test_key_is_asked_for_when_it_ends_while_another_scan_is_looked_at(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    refusal: dict[str, Any] = {
-        "status": 401,
-        "json": {"code": "unauthorized", "title": "Unauthorized", "detail": "expected another key"},
-    }
+    words = {"code": "unauthorized", "title": "Unauthorized", "detail": "expected another key"}
+    refusal: dict[str, Any] = {"status": 401, "json": words}
     with opened(browser, page_service.url) as page:
         drop(page, ("a.nii.gz", SCAN))
         page.wait_for_selector("#rows tr")
@@ -310,7 +309,7 @@ def test_key_that_is_not_ascii_is_taken_as_its_hash_was_made(
 ) -> None:
     digest = sha256("schl\xfcssel \u2013 1".encode()).hexdigest()
     with ended(ServiceProcess(toy_models(tmp_path), API_KEYS=digest)) as service:
-        page = browser.new_page()
+        page = browser.new_page(viewport=SMALL)
         page.set_default_timeout(20_000)
         page.goto(service.url)
         page.fill("#key", "schl\xfcssel \u2013 2")
@@ -352,7 +351,7 @@ def test_scan_opened_while_the_service_starts_is_answered_by_the_chosen_model(
 ) -> None:
     loading: dict[str, Any] = {"status": 503, "json": {"ready": False, "reason": "loading"}}
     with ended(Faulty(models)) as service:
-        page = browser.new_page()
+        page = browser.new_page(viewport=SMALL)
         page.set_default_timeout(20_000)
         page.route("**/readyz", lambda route: route.fulfill(**loading))
         page.goto(service.url)
@@ -368,7 +367,7 @@ def test_scan_opened_while_the_service_starts_is_answered_by_the_chosen_model(
 def test_landmarks_are_listed_though_the_viewer_could_not_be_loaded(
     browser: Browser, page_service: ServiceProcess
 ) -> None:
-    page = browser.new_page()
+    page = browser.new_page(viewport=SMALL)
     page.set_default_timeout(20_000)
     page.route("**/page/niivue.js", lambda route: route.abort())
     enter(page, page_service.url)
