@@ -1,11 +1,11 @@
 """Folders that are opened on the page: scans below them, and series of DICOM files."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose
 
 from app.io.volume import read_volume
@@ -23,6 +23,7 @@ from tests.support.dicom_files import as_dicom, zipped
 from tests.support.scan_files import as_nifti
 from tests.support.services import ServiceProcess
 
+ENTRIES = "landmarkd.queue.entries.map(({ name }) => name)"
 REMOVE_FIRST = """{
     const read = Blob.prototype.arrayBuffer;
     Blob.prototype.arrayBuffer = async function () {
@@ -69,27 +70,24 @@ def test_folder_of_dicom_files_is_one_scan(
             assert_allclose(mark["ras_mm"], expected["ras_mm"], atol=NEAR_MM)
 
 
-@pytest.mark.parametrize("dropped", [False, True], ids=["chosen", "dropped"])
-def test_dicom_files_without_their_folder_are_one_scan(
-    browser: Browser, page_service: ServiceProcess, tmp_path: Path, *, dropped: bool
+def test_dicom_files_without_their_folder_are_one_scan_chosen_or_dropped(
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
 ) -> None:
     volume = read_volume(SCAN)
     images = as_dicom(np.rint(volume.voxels).astype(np.int16), volume.affine)
     names = [f"IM{number}.dcm" for number in range(len(images))]
     files = [("a.nii.gz", SCAN), *zip(names, images, strict=True)]
+    for name, content in files:
+        (tmp_path / name).write_bytes(content)
     with opened(browser, page_service.url) as page:
-        if dropped:
-            drop(page, *files)
-        else:
-            for name, content in files:
-                (tmp_path / name).write_bytes(content)
-            page.set_input_files("#file", [tmp_path / name for name, _ in files])
+        page.set_input_files("#file", [tmp_path / name for name, _ in files])
         page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
-        assert page.evaluate("landmarkd.queue.entries.map(({ name }) => name)") == [
-            "a.nii.gz", "IM0.zip",
-        ]  # fmt: skip
+        assert page.evaluate(ENTRIES) == ["a.nii.gz", "IM0.zip"]
+        drop(page, *files)
+        page.wait_for_selector('#scans li:nth-child(4)[data-state="done"]')
+        assert page.evaluate(ENTRIES) == ["a.nii.gz", "IM0.zip"] * 2
         found = page.locator("#scans span:last-child").all_text_contents()
-    assert found == ["5 of 6 found"] * 2
+    assert found == ["5 of 6 found"] * 4
 
 
 def test_dicom_file_that_is_removed_while_its_folder_is_packed_is_not_readable(
@@ -137,34 +135,40 @@ def test_list_scrolls_to_the_scan_that_is_looked_at(
         assert page.eval_on_selector("#scans", beyond) <= 0
 
 
-@pytest.mark.parametrize("way", ["#file", "#folder", "dropped"])
 def test_what_is_no_scan_is_left_out_and_named_however_it_is_opened(
-    browser: Browser, page_service: ServiceProcess, tmp_path: Path, way: str
+    browser: Browser, page_service: ServiceProcess, tmp_path: Path
 ) -> None:
     (tmp_path / "study").mkdir()
     names = ("a.pdf", "b.txt", "c.json", "d.png", ".DS_Store")
     files = [("scan.nii.gz", SCAN), *((name, b"no scan") for name in names)]
     for name, content in files:
         (tmp_path / "study" / name).write_bytes(content)
+    paths = [tmp_path / "study" / name for name, _ in files]
     with opened(browser, page_service.url) as page:
-        if way == "dropped":
-            drop(page, *files)
-        else:
-            paths = [tmp_path / "study" / name for name, _ in files]
-            page.set_input_files(way, paths if way == "#file" else tmp_path / "study")
-        page.wait_for_selector("#rows tr")
-        assert page.evaluate("landmarkd.queue.entries.length") == 1
-        left_out = text_of(page, "#left-out").replace("study/", "")
-        assert left_out.startswith("Left out: ")
-        assert left_out.endswith(" and 1 more.")
-        assert sum(name in left_out for name in names) == 3
-        assert ".DS_Store" not in left_out
-        drop(page, ("a.pdf", b"no scan"))
-        page.wait_for_selector('#problem-title:text("No scan found")')
-        assert text_of(page, "#left-out") == "Left out: a.pdf."
-        drop(page, ("b.nii.gz", SCAN))
-        page.wait_for_selector('#scans li:nth-child(2)[data-state="done"]')
-        assert text_of(page, "#left-out") == ""
+        ways: dict[str, Callable[[], None]] = {
+            "#file": lambda: page.set_input_files("#file", paths),
+            "#folder": lambda: page.set_input_files("#folder", tmp_path / "study"),
+            "dropped": lambda: drop(page, *files),
+        }
+        opened_before: list[str] = []
+        for way, open_all in ways.items():
+            open_all()
+            page.wait_for_selector('#left-out:text("Left out: ")')
+            page.wait_for_selector("#rows tr")
+            added = page.evaluate(ENTRIES)[len(opened_before) :]
+            assert [name.removeprefix("study/") for name in added] == ["scan.nii.gz"], way
+            left_out = text_of(page, "#left-out").replace("study/", "")
+            assert left_out.startswith("Left out: "), way
+            assert left_out.endswith(" and 1 more."), way
+            assert sum(name in left_out for name in names) == 3, way
+            assert ".DS_Store" not in left_out, way
+            drop(page, ("a.pdf", b"no scan"))
+            page.wait_for_selector('#problem-title:text("No scan found")')
+            assert text_of(page, "#left-out") == "Left out: a.pdf.", way
+            drop(page, (f"after {way}.nii.gz", SCAN))
+            page.wait_for_selector(f'#facts:text("after {way}.nii.gz")')
+            assert text_of(page, "#left-out") == "", way
+            opened_before = page.evaluate(ENTRIES)
 
 
 def test_scan_without_a_suffix_is_known_by_its_first_bytes(
