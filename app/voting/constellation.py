@@ -10,13 +10,14 @@ similarities of three landmarks each (RANSAC), drawn with a fixed seed. It is re
 reweighted least squares with the Geman-McClure weight.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
-from app.geometry import Affine, transform
+from app.geometry import Affine, Points, transform
 from app.model import Shape
 from app.shapes import MIN_LANDMARKS, SCALE_BOUNDS
 from app.voting.cpu import constellation as cpu_constellation
@@ -47,7 +48,9 @@ MIN_RIVAL_COUNT: Final = 0.5
 """A rival of fewer landmarks, over those of what it rivals, is none either."""
 
 MIN_AGREEMENT: Final = 0.5
-"""Least share of all strength that must lie in modes near the fit for it to count as one."""
+"""Least share of the strength of all landmarks that the scan should show by a fit which must lie in
+modes near it for it to count as one. Of half a subject, a network takes something else for most of
+those that were cut away: counted, these hid the fit of what is there."""
 
 CLEAR_SCORE: Final = 0.6
 """With this share of all strength in its score, the fit to all strongest modes needs no rival. That
@@ -55,6 +58,13 @@ of a whole subject has 0.64 or more, and is the one that triples lead to."""
 
 _ABSENT_MM: Final = 1e6
 """Coordinate of a mode that does not exist, in mm: finite, and far from everything."""
+
+
+Shows: TypeAlias = Callable[[Points], Bool[np.ndarray, "*n"]]
+
+
+def _show_all(points_mm: Points) -> Bool[np.ndarray, "*n"]:
+    return np.ones(points_mm.shape[:-1], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,7 @@ def fit_constellation(
     positions_mm: Float64[np.ndarray, "landmarks modes 3"],
     strength: Float64[np.ndarray, "landmarks modes"],
     shape: Shape,
+    shows: Shows = _show_all,
 ) -> Constellation | None:
     """Fit the mean shape to the modes and choose the mode of every landmark.
 
@@ -96,10 +107,12 @@ def fit_constellation(
         positions_mm: Modes in mm in a right-handed frame; NaN where there is none.
         strength: How much each mode counts, in [0, 1]; 0 where there is none.
         shape: The mean shape, and how near a mode must be to agree with it.
+        shows: Tells of points, in mm, which of them the scan shows.
 
     Returns:
         The fit, or None if fewer than four landmarks have modes, or no similarity brings at least
-        four of them, with half of all strength, near to their expected positions.
+        four of them near to their expected positions, with half of the strength of all that it
+        expects in the scan.
     """
     best = strength.max(axis=1, initial=0.0)
     usable = np.isfinite(positions_mm).all(axis=2) & (strength > 0)
@@ -111,19 +124,18 @@ def fit_constellation(
     cloud = np.where(usable[..., None], positions_mm, _ABSENT_MM)
     weight = np.where(usable, strength, 0.0)
     some = (shape.mean[present], cloud[present], weight[present])
-    fit, score = _refine(_fit_strongest(*some), *some, tolerance_mm)
+    fit, score = _refine(_fit_strongest(*some), *some, tolerance_mm, shows)
     # Three landmarks nearly fit wherever they are: of four, most of a score may be theirs.
     if score < max(CLEAR_SCORE * weight.max(axis=1).sum(), MIN_LANDMARKS - 1):
-        fit, _ = _refine(_sample(*some, tolerance_mm), *some, tolerance_mm)
+        fit, score = _refine(_sample(*some, tolerance_mm), *some, tolerance_mm, shows)
+    if score == 0.0:
+        return None
     expected = transform(fit, shape.mean)
     distance = np.linalg.norm(cloud - np.nan_to_num(expected)[:, None], axis=2)
     nearest = distance.argmin(axis=1)
     agrees = (
         np.take_along_axis(distance, nearest[:, None], axis=1)[:, 0] <= tolerance_mm
     ) & present
-    agreed = np.take_along_axis(weight, nearest[:, None], axis=1)[agrees].sum()
-    if agrees.sum() < MIN_LANDMARKS or agreed < MIN_AGREEMENT * weight.max(axis=1).sum():
-        return None
     return Constellation(expected, np.where(agrees, nearest, -1))
 
 
@@ -212,17 +224,23 @@ def _refine(
     cloud: Float64[np.ndarray, "n modes 3"],
     weight: Float64[np.ndarray, "n modes"],
     tolerance_mm: float,
+    shows: Shows,
 ) -> tuple[Affine, float]:
-    """Refine fits and choose the best.
+    """Refine fits and choose the best of those that count as one.
 
     Returns:
-        The fit, mean shape -> scan, and its score.
+        The fit, mean shape -> scan, and its score: 0 if none counts.
     """
     widths = tolerance_mm * np.array(ANNEALING)
     cpu_constellation.refine(fits, mean, cloud, weight, widths, SCALE_BOUNDS)
     score = cpu_constellation.score(fits, mean, cloud, weight, tolerance_mm)
-    # Three landmarks nearly fit wherever they are, and may be stronger than more that do.
-    away_mm = [np.linalg.norm(cloud - transform(fit, mean)[:, None], axis=2) for fit in fits]
-    score[(np.min(away_mm, axis=2) <= tolerance_mm).sum(axis=1) < MIN_LANDMARKS] = 0.0
+    for index, fit in enumerate(fits):
+        expected = transform(fit, mean)
+        near = np.linalg.norm(cloud - expected[:, None], axis=2) <= tolerance_mm
+        agreed = np.where(near, weight, 0.0).max(axis=1).sum()
+        least = MIN_AGREEMENT * weight.max(axis=1)[shows(expected)].sum()
+        # Three landmarks nearly fit wherever they are, and may be stronger than more that do.
+        if near.any(axis=1).sum() < MIN_LANDMARKS or agreed < least:
+            score[index] = 0.0
     best = score.argmax()
     return fits[best], float(score[best])

@@ -37,7 +37,8 @@ the shape. Confidence is halved for an answer of the shape that does not agree w
 again if the fit is implausible: so detected means at least 0.5, and low_confidence with a shape
 means less.
 
-Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*. It
+Where the shape also fits modes elsewhere with nearly as much mass, landmarks have a *rival*, unless
+the fit is implausible: beside so few modes, the false ones of what was cut away are many. A rival
 changes no status here; ``app.inference.doubts`` doubts them all once both networks have run.
 """
 
@@ -54,7 +55,13 @@ from app.geometry import Points, transform
 from app.io import Status
 from app.model import LandmarkSpec, Shape
 from app.shapes import MIN_LANDMARKS
-from app.voting.constellation import Constellation, Rival, find_rival, fit_constellation
+from app.voting.constellation import (
+    Constellation,
+    Rival,
+    Shows,
+    find_rival,
+    fit_constellation,
+)
 from app.voting.modes import Modes, drop_padding, find_modes
 from app.voting.readout import GridFrame, Readout
 from app.voting.votes import Votes
@@ -202,9 +209,14 @@ def locate(
     votes = drop_padding(votes.cpu(), readout)
     modes = find_modes(votes, readout, shape.modes if shape else DEFAULT_MODES)
     positions = _position(modes, readout, frame)
-    choices, rival = _choose_modes(modes, positions, specs, shape)
-    if not _is_plausible(choices, readout, frame):
-        choices = [replace(choice, plausible=False) for choice in choices]
+    from_world = np.linalg.inv(frame.to_world)
+
+    def shows(points_mm: Points) -> Bool[np.ndarray, "*n"]:
+        return readout.contains(transform(from_world, points_mm))
+
+    choices, rival = _choose_modes(modes, positions, specs, shape, shows)
+    if not _is_plausible(choices, shows):
+        choices, rival = [replace(choice, plausible=False) for choice in choices], None
     return tuple(
         _describe(spec, modes, positions, index, choice, rival)
         for index, (spec, choice) in enumerate(zip(specs, choices, strict=True))
@@ -245,7 +257,11 @@ def _position(modes: Modes, readout: Readout, frame: GridFrame) -> _Positions:
 
 
 def _choose_modes(
-    modes: Modes, positions: _Positions, specs: Sequence[LandmarkSpec], shape: Shape | None
+    modes: Modes,
+    positions: _Positions,
+    specs: Sequence[LandmarkSpec],
+    shape: Shape | None,
+    shows: Shows,
 ) -> tuple[list[_Choice], Rival | None]:
     """Choose the mode of every landmark: the one that fits the shape, else the heaviest.
 
@@ -257,7 +273,7 @@ def _choose_modes(
         return [_Choice(int(mode)) for mode in heaviest], None
     thresholds = np.array([spec.presence_threshold for spec in specs])
     strength = np.minimum(modes.mass / np.maximum(thresholds, 1e-6)[:, None], 1.0)
-    fit = fit_constellation(positions.ras_mm, strength, shape)
+    fit = fit_constellation(positions.ras_mm, strength, shape, shows)
     choices = [
         _choose_mode(int(mode), bool(in_shape), fit, index)
         for index, (mode, in_shape) in enumerate(zip(heaviest, shape.known, strict=True))
@@ -273,12 +289,12 @@ def _choose_mode(heaviest: int, in_shape: bool, fit: Constellation | None, index
     return _Choice(choice if agrees else heaviest, True, fit.expected_mm[index], agrees)
 
 
-def _is_plausible(choices: Sequence[_Choice], readout: Readout, frame: GridFrame) -> bool:
+def _is_plausible(choices: Sequence[_Choice], shows: Shows) -> bool:
     """Test whether enough landmarks agree of those that the fitted shape expects in the scan."""
     expected = [choice.expected_mm for choice in choices if choice.expected_mm is not None]
     if not expected:
         return True
-    shown = readout.contains(transform(np.linalg.inv(frame.to_world), np.stack(expected)))
+    shown = shows(np.stack(expected))
     agrees = np.array([choice.agrees for choice in choices if choice.expected_mm is not None])
     return bool((agrees & shown).sum() >= MIN_SHOWN * shown.sum())
 

@@ -3,6 +3,7 @@
 It shares nothing with the package: no fixed point, no blocks, no margins, no coarse cells.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +35,8 @@ def probabilities_of(scores: Array, activation: str, *, background: bool) -> Arr
         exponential = np.exp(scores - scores.max(axis=0))
         scores = exponential / exponential.sum(axis=0)
     if activation == "sigmoid":
-        scores = 1 / (1 + np.exp(-scores))
+        with np.errstate(over="ignore"):  # Of one far below 0, whose probability is 0.
+            scores = 1 / (1 + np.exp(-scores))
     return scores[1:] if background else scores
 
 
@@ -109,14 +111,23 @@ def mean_shift(
 
 
 def voters(
-    point: Array, shape: tuple[int, ...], spacing_mm: Array, radius_mm: float, stride: int
+    point: Array,
+    shape: tuple[int, ...],
+    spacing_mm: Array,
+    radius_mm: float,
+    stride: int,
+    holds: Callable[[Array], NDArray[np.bool_]] | None = None,
 ) -> int:
-    """Count the field voxels within a radius of a point whose centres lie in the grid."""
+    """Count the field voxels within a radius of a point whose centres lie in the grid.
+
+    With ``holds``, which tells it of points in grid voxels, they lie in the scan as well.
+    """
     counts = [-(-size // stride) for size in shape]
     centres = np.stack(
         np.meshgrid(*[(np.arange(n) + 0.5) * stride - 0.5 for n in counts], indexing="ij"), axis=-1
     )
     inside = (centres <= np.array(shape) - 0.5).all(axis=-1)
+    inside &= True if holds is None else holds(centres)
     near = np.linalg.norm((centres - point) * spacing_mm, axis=-1) <= radius_mm
     return int((near & inside).sum())
 

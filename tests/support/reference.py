@@ -15,6 +15,7 @@ from app.model.manifest import Manifest
 from tests.support.oracle import Array
 from tests.support.reference_grid import ReferenceGrid, reference_grid
 from tests.support.reference_modes import (
+    Extent,
     Mode,
     ReferenceReadout,
     find_modes,
@@ -42,6 +43,9 @@ class ReferenceLandmark:
     confidence: float
     spread_mm: float | None
     disagreement_mm: float | None
+    expected_ras_mm: Array | None = None
+    from_shape_mm: float | None = None
+    region95_mm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,14 @@ class ScanFrame:
         spacing_mm: Edges of a voxel, (3,).
         to_volume: Grid voxel index -> index of the scan.
         to_world: Grid voxel index -> mm, RAS.
+        extent: Where the scan lies, if the grid reaches past it.
     """
 
     shape: tuple[int, ...]
     spacing_mm: Array
     to_volume: Array
     to_world: Array
+    extent: Extent | None = None
 
 
 def find_landmarks(
@@ -129,7 +135,8 @@ def describe(
 ) -> ReferenceLandmark:
     """Apply the rules of presence to the mode that the shape chooses, else to the heaviest."""
     if not modes:
-        return ReferenceLandmark("not_found", None, None, 0.0, 0.0, 0.0, None, None)
+        expected_mm = None if opinion is None else opinion.expected_mm
+        return ReferenceLandmark("not_found", None, None, 0.0, 0.0, 0.0, None, None, expected_mm)
     agrees = opinion is not None and opinion.chosen is not None
     mode = modes[opinion.chosen or 0] if opinion is not None else modes[0]
     is_there = mode.mass >= least_mass
@@ -142,21 +149,24 @@ def describe(
         is_elsewhere = opinion.expected_mm is not None and not agrees
     if mode.mass < least_mass / 4:
         status = "not_found"
-    elif not is_inside(mode.position, scan.shape):
+    elif not is_inside(mode.position, scan.shape, scan.extent):
         status = "out_of_field" if is_sure else "not_found"
     elif is_elsewhere and not is_there:
         status = "not_found"
     else:
         status = "detected" if is_sure else "low_confidence"
     known = (mode.mass, mode.coherence, confidence)
-    absent = ReferenceLandmark(status, None, None, *known, None, None)
+    expected_mm = None if opinion is None else opinion.expected_mm
+    absent = ReferenceLandmark(status, None, None, *known, None, None, expected_mm)
     if status not in ("detected", "low_confidence"):
         return absent
     point, apart = np.append(mode.position, 1.0), None
     if mode.source is not None:
         apart = float(np.linalg.norm((mode.position - mode.source) * scan.spacing_mm))
     ijk, ras_mm = (to[:3] @ point for to in (scan.to_volume, scan.to_world))
-    return replace(absent, ijk=ijk, ras_mm=ras_mm, spread_mm=mode.spread_mm, disagreement_mm=apart)
+    found = replace(absent, ijk=ijk, ras_mm=ras_mm, spread_mm=mode.spread_mm, disagreement_mm=apart)
+    off = None if expected_mm is None else float(np.linalg.norm(ras_mm - expected_mm))
+    return replace(found, from_shape_mm=off, expected_ras_mm=None if agrees else expected_mm)
 
 
 def ask_shape(
@@ -176,12 +186,16 @@ def ask_shape(
         np.array([min(one.mass / mass, 1.0) for one in own])
         for own, mass in zip(modes, least, strict=True)
     ]
-    opinions = choose_by_shape(places, strengths, mean, tolerance_mm)
     from_world = np.linalg.inv(to_world)
+
+    def shows(point_mm: Array) -> bool:
+        index = (from_world @ np.append(point_mm, 1.0))[:3]
+        return is_inside(index, scan.shape, scan.extent)
+
+    opinions = choose_by_shape(places, strengths, mean, tolerance_mm, shows)
     shown = [
         one.chosen is not None
         for one in opinions
-        if one.expected_mm is not None
-        and is_inside((from_world @ np.append(one.expected_mm, 1.0))[:3], scan.shape)
+        if one.expected_mm is not None and shows(one.expected_mm)
     ]
     return [replace(one, plausible=2 * sum(shown) >= len(shown)) for one in opinions]

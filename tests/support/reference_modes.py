@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.support.oracle import Array, voters
 from tests.support.reference_votes import ReferenceVotes
 
 MODES = 4
-"""Per landmark, at most."""
+"""Per landmark, at most, where a model does not say how many."""
 
 STEPS = 5
 """Of mean shift, at most."""
@@ -49,6 +50,25 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a scan lies in a grid that reaches past it.
+
+    Attributes:
+        from_grid: Grid voxel index -> index of the scan.
+        shape: Of the scan.
+    """
+
+    from_grid: Array
+    shape: tuple[int, ...]
+
+    def holds(self, points: Array) -> NDArray[np.bool_]:
+        """Say which points, in grid voxels, lie in the scan."""
+        index = points @ self.from_grid[:3, :3].T + self.from_grid[:3, 3]
+        end = np.array(self.shape) - 0.5
+        return np.asarray(((index >= -0.5 - ON_FACE) & (index <= end + ON_FACE)).all(axis=-1))
+
+
+@dataclass(frozen=True, slots=True)
 class ReferenceReadout:
     """How the votes of a grid are read.
 
@@ -60,6 +80,8 @@ class ReferenceReadout:
         reach_mm: Within which votes count for a mode.
         stride: Grid voxels per field voxel.
         threshold: To which a heatmap falls at the radius; None: votes are not of a heatmap.
+        scan: Where the scan lies, if the grid reaches past it.
+        modes: Per landmark, at most.
     """
 
     shape: tuple[int, ...]
@@ -69,6 +91,8 @@ class ReferenceReadout:
     reach_mm: float
     stride: int
     threshold: float | None
+    scan: Extent | None = None
+    modes: int = MODES
 
 
 def votes_for(votes: ReferenceVotes, landmark: int, readout: ReferenceReadout) -> ReferenceVotes:
@@ -76,6 +100,8 @@ def votes_for(votes: ReferenceVotes, landmark: int, readout: ReferenceReadout) -
     last = np.array(readout.shape) - 0.5
     chosen = (votes.landmark == landmark) & np.isfinite(votes.position).all(axis=1)
     chosen &= ((votes.source >= -0.5) & (votes.source <= last)).all(axis=1)
+    if readout.scan is not None:
+        chosen &= readout.scan.holds(votes.source)
     columns = ("landmark", "source", "position", "probability", "weight")
     return ReferenceVotes(*[getattr(votes, name)[chosen] for name in columns])
 
@@ -136,7 +162,7 @@ def _find_peaks(votes: ReferenceVotes, readout: ReferenceReadout) -> tuple[list[
     centres = (hit * edge + first + (edge - 1) / 2) * metric
     height = heights[tuple(hit.T)]
     peaks: list[Array] = []
-    while len(peaks) < MODES and height.max(initial=0.0) > 0:
+    while len(peaks) < readout.modes and height.max(initial=0.0) > 0:
         peaks.append(centres[height.argmax()])
         near = np.linalg.norm(centres - peaks[-1], axis=1) <= readout.reach_mm
         height = np.where(near, 0.0, height)
@@ -193,11 +219,14 @@ def _ideal_weight(threshold: float | None) -> float:
 def _count_voters(position: Array, readout: ReferenceReadout) -> float:
     """Count the field voxels that could vote; for a position outside, an eighth of a ball's."""
     metric, radius, stride = readout.metric_mm, readout.radius_mm, readout.stride
-    count = voters(position, readout.shape, metric, radius, stride)
+    holds = None if readout.scan is None else readout.scan.holds
+    count = voters(position, readout.shape, metric, radius, stride, holds)
     octant = math.pi / 6 * radius**3 / float(np.prod(metric * stride))
-    return max(count, 1.0 if is_inside(position, readout.shape) else octant, 1.0)
+    is_in = is_inside(position, readout.shape, readout.scan)
+    return max(count, 1.0 if is_in else octant, 1.0)
 
 
-def is_inside(position: Array, shape: Sequence[int]) -> bool:
-    end = np.array(shape) - 0.5
-    return bool(((position >= -0.5 - ON_FACE) & (position <= end + ON_FACE)).all())
+def is_inside(position: Array, shape: tuple[int, ...], scan: Extent | None = None) -> bool:
+    """Say whether a position lies in a grid, and in the scan where the grid reaches past it."""
+    is_in_scan = scan is None or bool(scan.holds(position))
+    return is_in_scan and bool(Extent(np.eye(4), shape).holds(position))

@@ -123,6 +123,24 @@ def test_any_number_of_present_landmarks_from_four_on_is_enough(present: int) ->
     assert np.isfinite(fit.expected_mm).all()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_false_modes_of_what_was_cut_away_do_not_hide_the_fit_of_half_a_subject(seed: int) -> None:
+    """Those of landmarks beyond its end: they are not expected to agree."""
+    mean = make_shape(seed)
+    truth = make_subject(mean, seed)
+    positions, strength, right = make_modes(truth, 0.5, seed)
+    end = np.quantile(truth[:, 0], 0.4)
+    gone = truth[:, 0] > end
+    positions[gone, right[gone]] = positions[gone, right[gone] - 1] + 3.0
+    strength[gone] = 1.0
+    shape = Shape(mean, TOLERANCE_MM)
+    assert fit_constellation(positions, strength, shape) is None
+    fit = fit_constellation(positions, strength, shape, lambda points: points[..., 0] <= end)
+    assert fit is not None
+    assert np.linalg.norm(fit.expected_mm - truth, axis=1).mean() < 0.6
+    assert (fit.choice[~gone] == right[~gone]).mean() >= 0.75
+
+
 def test_a_landmark_with_no_mode_near_the_fit_gets_none() -> None:
     """All its modes are elsewhere: it has an expected position, and no point is moved there."""
     mean = make_shape()
