@@ -15,10 +15,9 @@ import pytest
 
 from app.io.schemas import Status
 from tests.support.oracle import Array
-from tests.support.random_models import ModelKind, RandomModel, make_random_model
+from tests.support.random_models import ModelKind, RandomModel, disturb, make_random_model
 from tests.support.random_scans import LEAST_SCALE, RandomScan, ScanKind, make_random_scan
 from tests.support.reference import ReferenceLandmark, find_landmarks
-from tests.support.reference_votes import Network
 from tests.support.services import RAW, running, toy_settings
 
 pytest.importorskip("onnxruntime")
@@ -48,9 +47,6 @@ SCANS = get_args(ScanKind)
 
 IN_COMPANY = 24
 """Scans at once, so that tiles of several share a batch."""
-
-DISTURBANCE = 5e-5
-"""Of what a network is shown and answers, in which float32 errs by a tenth of it at most."""
 
 CLOSE_VOXELS = 5e-3
 """How far positions may be off, in voxels of the model: networks, votes and weights are in float32.
@@ -130,7 +126,7 @@ def test_landmarks_are_those_of_the_reference(cases: list[Case], seed: int) -> N
     model = cases[seed].model
     spacing, count = model.manifest.input.spacing_mm, len(model.manifest.landmarks)
     # Two ways and not at random: of two equal modes, one of both ways chooses the other.
-    ways = [[_disturb(network, seed, way) for network in model.networks] for way in (1, -1)]
+    ways = [[disturb(network, seed, way) for network in model.networks] for way in (1, -1)]
     settled, wrong = 0, []
     for one in cases[seed].scans:
         given = (one.scan.voxels, one.scan.affine, model.manifest)
@@ -153,20 +149,6 @@ def test_random_scans_have_landmarks_of_all_kinds(cases: list[Case]) -> None:
     counts = Counter(landmark["status"] for landmark in answers)
     assert set(counts) == set(get_args(Status))
     assert counts["detected"] >= len(answers) / 4
-
-
-def _disturb(network: Network, seed: int, way: int) -> Network:
-    """Let a network see and answer all a little otherwise; -1 is the opposite way of 1."""
-    rng, by = np.random.default_rng(seed), way * DISTURBANCE
-
-    def answer(tile: Array) -> Array:
-        answered = network(tile * (1 + by * rng.standard_normal(tile.shape)))
-        # Channel by channel, too: noise of each voxel is averaged out by the sums over them.
-        channels = rng.standard_normal((len(answered), *[1] * (answered.ndim - 1)))
-        noise = channels + rng.standard_normal(answered.shape)
-        return np.asarray(answered + by * np.maximum(np.abs(answered), 1) * noise)
-
-    return answer
 
 
 def differences(

@@ -26,6 +26,9 @@ from tests.support.reference_votes import Network
 EPSILON = 1e-2
 """Added to voxel values before their logarithm, whose gradient points to a blob's centre."""
 
+DISTURBANCE = 5e-5
+"""Of what a network is shown and answers, in which float32 errs by a tenth of it at most."""
+
 INTENSITIES: dict[str, list[dict[str, Any]]] = {
     "even": [
         {"method": "percentile", "lower": 1.0, "upper": 99.5},
@@ -120,6 +123,20 @@ def make_random_model(
     write_selfcheck(folder)
     text = (folder / "model.toml").read_text(encoding="utf-8")
     return RandomModel(parse_manifest(name, text), networks)
+
+
+def disturb(network: Network, seed: int, way: int) -> Network:
+    """Let a network see and answer all a little otherwise; -1 is the opposite way of 1."""
+    rng, by = np.random.default_rng(seed), way * DISTURBANCE
+
+    def answer(tile: Array) -> Array:
+        answered = network(tile * (1 + by * rng.standard_normal(tile.shape)))
+        # Channel by channel, too: noise of each voxel is averaged out by the sums over them.
+        channels = rng.standard_normal((len(answered), *[1] * (answered.ndim - 1)))
+        noise = channels + rng.standard_normal(answered.shape)
+        return np.asarray(answered + by * np.maximum(np.abs(answered), 1) * noise)
+
+    return answer
 
 
 def _random_input(kind: ModelKind, stride: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -232,7 +249,7 @@ def _blobs(table: dict[str, Any], rng: np.random.Generator) -> tuple[bytes, Netw
         )
         steps = rng.uniform(2, 9, (landmarks, 1)) * unit / (2 * stride)
         shifts = rng.normal(0, 1, (landmarks, 3)) * unit
-        own_nodes, own_numbers = _climbing(source, steps, shifts, network["offset_order"])
+        own_nodes, own_numbers = climbing(source, steps, shifts, network["offset_order"])
         nodes += own_nodes
         numbers += own_numbers
     outputs = [value("y", ("n", channels, "u", "v", "w"))]
@@ -243,14 +260,14 @@ def _blobs(table: dict[str, Any], rng: np.random.Generator) -> tuple[bytes, Netw
         i, j, k = (edge // stride for edge in tile.shape)
         tile = tile.reshape(i, stride, j, stride, k, stride).mean(axis=(1, 3, 5))
         scores = gain[:, None, None, None] * tile + bias[:, None, None, None]
-        offsets = steps[..., None, None, None] * _climb(tile) + shifts[..., None, None, None]
+        offsets = steps[..., None, None, None] * climb(tile) + shifts[..., None, None, None]
         offsets = offsets.swapaxes(0, 1) if is_by_axis else offsets
         return np.concatenate([scores, offsets.reshape(-1, i, j, k)])
 
     return data, answer
 
 
-def _climb(tile: Array) -> Array:
+def climb(tile: Array) -> Array:
     """Take the differences of logarithms two voxels apart along each axis, (3 i j k)."""
     line = np.pad(np.log(np.maximum(tile, 0) + EPSILON), 1, mode="edge")
     ahead, behind, here = slice(2, None), slice(None, -2), slice(1, -1)
@@ -277,7 +294,7 @@ def _scores(
     return gain.astype(np.float32).astype(np.float64), bias.astype(np.float32).astype(np.float64)
 
 
-def _climbing(
+def climbing(
     source: str, steps: Array, shifts: Array, order: str
 ) -> tuple[list[NodeProto], list[TensorProto]]:
     """Make the nodes of offsets; steps and shifts are (landmarks 3)."""

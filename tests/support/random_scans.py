@@ -65,7 +65,7 @@ def make_random_scan(
     affine = np.eye(4)
     affine[:3, :3] = _directions(kind, rng) * spacing
     affine[:3, 3] = rng.uniform(-100, 100, 3)
-    return _encode(voxels, affine, rng)
+    return encode(voxels, affine, rng)
 
 
 def _blobs(shape: NDArray[np.int64], spacing: Array, rng: np.random.Generator) -> Array:
@@ -112,8 +112,10 @@ def _each_alone_is_mirrored(columns: Array) -> bool:
     return float(np.linalg.det(nearest * signs) * np.linalg.det(columns)) < 0
 
 
-def _encode(voxels: Array, affine: Array, rng: np.random.Generator) -> RandomScan:
-    """Write a file in any format and type."""
+def encode(
+    voxels: Array, affine: Array, rng: np.random.Generator, *, scaled: bool = True
+) -> RandomScan:
+    """Write a file in any format and type; if so told, half of NIfTI files scale values."""
     dtype = np.dtype(rng.choice(TYPES))
     if dtype.kind != "f":
         limits = np.iinfo(dtype)
@@ -128,7 +130,7 @@ def _encode(voxels: Array, affine: Array, rng: np.random.Generator) -> RandomSca
         content = as_metaimage(stored.astype(order), affine, zipped=zipped)
         return RandomScan(content, stored.astype(np.float64), affine)
     header = bytearray(as_nifti(stored, affine))
-    if rng.random() < 0.5:
+    if scaled and rng.random() < 0.5:
         record = np.frombuffer(header, nifti2.header_dtype, count=1)
         record["scl_slope"], record["scl_inter"] = rng.choice([0.5, 2.0, -1.0]), -10.0
     content = gzip.compress(header, 1) if zipped else bytes(header)

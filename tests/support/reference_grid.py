@@ -43,11 +43,13 @@ class ReferenceGrid:
         voxels: Normalised values, (i j k).
         to_volume: Grid voxel index -> index of the scan.
         to_world: Grid voxel index -> mm, RAS.
+        window: Voxel values that became 0 and 1; None if the rule has none.
     """
 
     voxels: Array
     to_volume: Array
     to_world: Array
+    window: tuple[float, float] | None = None
 
 
 def reference_grid(voxels: Array, affine: Array, spec: InputSpec) -> ReferenceGrid:
@@ -60,7 +62,7 @@ def reference_grid(voxels: Array, affine: Array, spec: InputSpec) -> ReferenceGr
     """
     shown, to_shown = trim(voxels) if spec.trim else (voxels, np.eye(4))
     values, to_volume = _orient(shown, affine, spec.orientation)
-    to_volume = to_shown @ to_volume
+    to_volume, window = to_shown @ to_volume, None
     spacing = np.linalg.norm((affine @ to_volume)[:3, :3], axis=0)
     target = np.array(spec.spacing_mm)
     if spec.tile_layout == "nnunet":
@@ -70,9 +72,10 @@ def reference_grid(voxels: Array, affine: Array, spec: InputSpec) -> ReferenceGr
         values, to_axes = _resample_by_splines(values, spacing, target)
     else:
         values, to_axes = _resample(values, target / spacing)
+        window = _window(values, spec.intensity)
         values = _normalise(values, spec.intensity)
     to_volume = to_volume @ to_axes
-    return ReferenceGrid(values, to_volume, affine @ to_volume)
+    return ReferenceGrid(values, to_volume, affine @ to_volume, window)
 
 
 def trim(voxels: Array, most: int = 3) -> tuple[Array, Array]:
@@ -139,7 +142,7 @@ def _orient(voxels: Array, affine: Array, orientation: str) -> tuple[Array, Arra
     return np.flip(voxels.transpose(order), tuple(flips)).astype(np.float64), to_volume
 
 
-def _along(values: Array, matrix: Array, axis: int) -> Array:
+def along(values: Array, matrix: Array, axis: int) -> Array:
     """Multiply every line of voxels along an axis by a matrix."""
     return np.moveaxis(np.tensordot(matrix, values, (1, axis)), 0, axis)
 
@@ -159,15 +162,15 @@ def _resample(values: Array, steps: Array) -> tuple[Array, Array]:
         first = (old - 1) / 2 - step * (new - 1) / 2
         places = np.clip(first + step * np.arange(new), 0, old - 1)
         low = np.minimum(np.floor(places).astype(int), max(old - 2, 0))
-        smooth = _gaussians(old, 0.5 * math.sqrt(max(step * step - 1, 0.0)))
+        smooth = gaussians(old, 0.5 * math.sqrt(max(step * step - 1, 0.0)))
         share = (places - low)[:, None]
         high = np.minimum(low + 1, old - 1)
-        values = _along(values, (1 - share) * smooth[low] + share * smooth[high], axis)
+        values = along(values, (1 - share) * smooth[low] + share * smooth[high], axis)
         to_axes[axis, axis], to_axes[axis, 3] = step, first
     return values, to_axes
 
 
-def _gaussians(size: int, sigma: float) -> Array:
+def gaussians(size: int, sigma: float) -> Array:
     """Tabulate, in rows, by how much each voxel of a line counts for each smoothed one."""
     if sigma == 0:
         return np.eye(size)
@@ -231,11 +234,24 @@ def _normalise(values: Array, spec: IntensitySpec) -> Array:
         return np.asarray((np.clip(values, spec.lower, spec.upper) - spec.mean) / spec.deviation)
     if spec.method == "zscore":
         return _standardise(values, spec.region)
+    return stretch(values, _window(values, spec) or (0.0, 1.0))
+
+
+def _window(values: Array, spec: IntensitySpec) -> tuple[float, float] | None:
+    """Find the values that an intensity rule maps to 0 and 1."""
+    if spec.method not in ("percentile", "window"):
+        return None
     lower, upper = spec.lower, spec.upper
     if spec.method == "percentile":
         lower, upper = np.percentile(values, [lower, upper])
         if _alike(float(values.min()), float(values.max())):
             lower = upper = values.max()
+    return lower, upper
+
+
+def stretch(values: Array, window: tuple[float, float]) -> Array:
+    """Map a window of values to 0 and 1, and those beyond it, too."""
+    lower, upper = window
     width = max(upper - lower, LEAST_DIFFERENCE * max(abs(lower), abs(upper)), 1e-30)
     return np.asarray(np.clip((values - lower) / width, 0.0, 1.0))
 
