@@ -111,9 +111,11 @@ def find_doubts(
     return doubts | _proportions(landmarks, spec, mean)
 
 
-def _holds(scan: ReferenceScan, points: Array) -> Array:
+def _holds(scan: ReferenceScan, points: Array) -> np.ndarray:
     """Say which points in mm lie in a scan, up to the faces of its voxels."""
-    return Extent(np.linalg.inv(scan.affine), scan.voxels.shape).holds(points)
+    to_voxels = np.linalg.inv(scan.affine).astype(np.float64)
+    inside: np.ndarray = Extent(to_voxels, scan.voxels.shape).holds(points)
+    return inside
 
 
 def _shows_surroundings(
@@ -121,9 +123,11 @@ def _shows_surroundings(
 ) -> bool:
     assert manifest.shape is not None
     pose = find_pose(landmarks, mean, manifest.shape.tolerance_mm)
+    if pose is None:
+        return False
     names = [one.name for one in manifest.landmarks]
     last = np.array(shown.voxels.shape) - 1
-    for place in manifest.shape.surroundings if pose is not None else ():
+    for place in manifest.shape.surroundings:
         end, start = mean[names.index(place.beyond)], mean[names.index(place.seen_from)]
         at = end + place.mm * (end - start) / np.linalg.norm(end - start)
         index = move(np.linalg.inv(shown.affine) @ pose.to_world, at)

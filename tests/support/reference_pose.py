@@ -83,7 +83,7 @@ def posed_grid(
         sigma = 0.5 * math.sqrt(max(coarser**2 - 1, 0.0))
         fine = along(fine, gaussians(fine.shape[axis], sigma), axis)
     to_shown = np.linalg.inv(shown.affine) @ to_world
-    index = move(to_shown, np.indices(edges).reshape(3, -1).T)
+    index = move(to_shown, np.indices(edges, dtype=float).reshape(3, -1).T)
     frame = ScanFrame(
         edges,
         scale * spacing,

@@ -244,8 +244,8 @@ def test_tiles_of_one_voxel_at_the_coarsest_level_are_trained_on(
     data: Path, tmp_path: Path
 ) -> None:
     """What one image takes was estimated from one, in which norms have one value in each group."""
-    words = ("--filters", "4,4,4,4", "--tile", 16, "--spacing", 1.5, "--device", "cpu")
-    words = (*words, "--steps", 1, "--validate", "none")
+    sizes = ("--filters", "4,4,4,4", "--tile", 16, "--spacing", 1.5, "--device", "cpu")
+    words = (*sizes, "--steps", 1, "--validate", "none")
     said = landmarkd("train", *inputs(data, tmp_path / "mine"), *words)
     assert "step 1: " in said
 
