@@ -114,6 +114,7 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -
         working.cancel()
         disconnect.cancel()
         await asyncio.gather(working, disconnect, return_exceptions=True)
+        del working, disconnect  # They hold errors, whose frames hold this one, and the request.
 
 
 async def _receive(

@@ -228,7 +228,10 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
 
 def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
-    weights = load_file(folder / "weights.safetensors")
+    # Copies: tensors may be the file itself, in memory, which is about to be written over.
+    weights = {
+        name: tensor.clone() for name, tensor in load_file(folder / "weights.safetensors").items()
+    }
     put_weights(folder, {name: tensor.half() for name, tensor in weights.items()})
     for name, tensor in load(folder).state_dict().items():
         torch.testing.assert_close(tensor, weights[name].half().float())
