@@ -234,13 +234,12 @@ def _refine(
     widths = tolerance_mm * np.array(ANNEALING)
     cpu_constellation.refine(fits, mean, cloud, weight, widths, SCALE_BOUNDS)
     score = cpu_constellation.score(fits, mean, cloud, weight, tolerance_mm)
-    for index, fit in enumerate(fits):
-        expected = transform(fit, mean)
+    for best in np.argsort(-score, kind="stable"):
+        expected = transform(fits[best], mean)
         near = np.linalg.norm(cloud - expected[:, None], axis=2) <= tolerance_mm
         agreed = np.where(near, weight, 0.0).max(axis=1).sum()
         least = MIN_AGREEMENT * weight.max(axis=1)[shows(expected)].sum()
         # Three landmarks nearly fit wherever they are, and may be stronger than more that do.
-        if near.any(axis=1).sum() < MIN_LANDMARKS or agreed < least:
-            score[index] = 0.0
-    best = score.argmax()
-    return fits[best], float(score[best])
+        if near.any(axis=1).sum() >= MIN_LANDMARKS and agreed >= least:
+            return fits[best], float(score[best])
+    return fits[0], 0.0
