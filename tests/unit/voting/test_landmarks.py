@@ -245,14 +245,19 @@ CHAIN = np.array(
 """Links of an arc, each as far from the next: the first five may be taken for the last five."""
 
 
-def find_chain(shares: Sequence[float]) -> tuple[Landmark, ...]:
-    """Find five links of the chain, of which each has some share of its votes, and some one on."""
+def find_chain(shares: Sequence[float], beside: int = 0) -> tuple[Landmark, ...]:
+    """Find five links of the chain, of which each has some share of its votes, and some one on.
+
+    Beside them, the shape has landmarks in the scan that have no votes.
+    """
     votes = [
         thinned(ball_votes(CHAIN[link + on], SCAN_SHAPE, SCAN_RADIUS, landmark=link), share)
         for link in range(5)
         for on, share in enumerate(shares)
     ]
-    return find(concat_votes(votes), truth=CHAIN[:5], landmarks=5)
+    others = np.random.default_rng(0).uniform(8, 24, (beside, 3))
+    truth = np.concatenate([CHAIN[:5], others])
+    return find(concat_votes(votes), truth=truth, landmarks=len(truth))
 
 
 @pytest.mark.parametrize(("here", "further"), [(1.0, 0.5), (0.7, 0.7), (0.45, 1.0)])
@@ -275,6 +280,14 @@ def test_one_with_few_votes_or_of_few_landmarks_is_no_rival() -> None:
     assert {landmark.rival for landmark in found} == {None}
     places = np.array([landmark.ras_mm for landmark in found])
     assert np.linalg.norm(places - CHAIN[:5], axis=1).max() < 1.0
+
+
+def test_a_fit_to_less_than_half_of_what_it_expects_has_no_rival() -> None:
+    """What there is of a subject is then mostly what is taken for other parts of it."""
+    for beside, status, has_rival in ((5, "detected", True), (6, "low_confidence", False)):
+        found = find_chain([1.0, 0.7], beside)[:5]
+        assert {landmark.status for landmark in found} == {status}
+        assert {landmark.rival is not None for landmark in found} == {has_rival}
 
 
 def test_a_shape_of_too_few_landmarks_is_ignored() -> None:
