@@ -10,7 +10,7 @@ health        /livez, /readyz, /metrics
 ui            the page
 upload        how bodies are received
 sse           progress as server-sent events
-dependencies  state of the application, API keys, time limits
+dependencies  state of the application, API keys, admitted calls, time limits
 middleware    request ids, log lines and metrics of all requests
 request_log   the log line of a request
 origin        which web pages may use a service that needs no key

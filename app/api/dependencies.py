@@ -1,4 +1,4 @@
-"""What the routes share: state, API keys, admission, time limits and timings.
+"""What the routes share: state, API keys, admitted calls, time limits and timings.
 
 Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and random
 (``openssl rand -hex 32``), so a fast hash is enough: there is nothing to guess.
@@ -7,8 +7,9 @@ Settings hold SHA-256 hashes of the API keys. Keys are meant to be long and rand
 import hashlib
 import hmac
 import json
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, cast
 
 from fastapi import Depends, Request, Response
@@ -16,6 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 
+from app.api.request_log import RequestRecord, record_of
 from app.engine import AdmittedRequest, Engine, Metrics
 from app.errors import BadParameter, NotConfigured, Unauthorized
 from app.io import Selection, TimingAnswer
@@ -172,7 +174,41 @@ def _check_key(
         raise Unauthorized(f"expected {expected} {header}, got another")
 
 
-async def admit(request: Request, shared: SharedDep, key: KeyDep) -> AsyncIterator[AdmittedRequest]:
+@dataclass(slots=True)
+class Call:
+    """A request that was admitted, until it is answered.
+
+    Attributes:
+        request: What the client sends.
+        shared: State of the application.
+        admitted: What it holds of that which clients share.
+        start_s: When it was admitted, by ``time.perf_counter()``.
+        receive_ms: Time that its body took to arrive; 0 until it has.
+    """
+
+    request: Request
+    shared: Shared
+    admitted: AdmittedRequest
+    start_s: float = field(default_factory=time.perf_counter)
+    receive_ms: float = 0.0
+
+    @property
+    def engine(self) -> Engine:
+        """What finds landmarks."""
+        return self.shared.engine
+
+    @property
+    def client(self) -> str:
+        """Who sends it."""
+        return self.admitted.client
+
+    @property
+    def record(self) -> RequestRecord:
+        """For its log line."""
+        return record_of(self.request.scope)
+
+
+async def admit(request: Request, shared: SharedDep, key: KeyDep) -> AsyncIterator[Call]:
     """Admit a request until its answer has been sent, or its client has left.
 
     Clients share the service evenly. They are told apart by their API keys, else by their
@@ -182,10 +218,10 @@ async def admit(request: Request, shared: SharedDep, key: KeyDep) -> AsyncIterat
     if shared.settings.api_keys and key is not None:
         client = hash_key(key.credentials)
     with shared.engine.admission.admit(client) as admitted:
-        yield admitted
+        yield Call(request, shared, admitted)
 
 
-AdmittedDep = Annotated[AdmittedRequest, Depends(admit)]
+CallDep = Annotated[Call, Depends(admit)]
 
 
 def request_timeout_s(requested: float | None, settings: Settings) -> float:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from app.api.dependencies import SharedDep, api_key, require_api_key
 from app.api.problems import PROBLEM_MEDIA_TYPE, TYPE_PREFIX
 from app.api.sse import EVENT_STREAM
-from app.api.upload.plan import ARRAYS, CASE, MULTIPART, SCAN, UploadKind
+from app.api.upload.kinds import ARRAYS, CASE, MULTIPART, SCAN, UploadKind
 from app.io import FORMATS, REPORT, Problem
 from app.model import newest_first
 from app.voting import VOTES_FORMATS

@@ -5,12 +5,11 @@ import time
 from functools import partial
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, Field, field_validator
 
 from app.api.dependencies import (
-    AdmittedDep,
-    SharedDep,
+    CallDep,
     TimeLimit,
     accept_of,
     request_timeout_s,
@@ -18,8 +17,7 @@ from app.api.dependencies import (
     timed_response,
 )
 from app.api.openapi import VOTES_BODY, VOTES_CONTENT, headers, offer, problems
-from app.api.request_log import record_of
-from app.api.upload.plan import ARRAYS, plan_upload
+from app.api.upload.kinds import ARRAYS
 from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.inference import VotesRequest, answer_votes, build_answer, forecast_votes, timing_of
 from app.io import FORMATS, AnswerFormat, LandmarksAnswer, ModelRef, VolumeLimits, negotiate_format
@@ -110,40 +108,31 @@ class VotesQuery(BaseModel, extra="forbid"):
     },
     openapi_extra=VOTES_BODY,
 )
-async def find_landmarks_of_votes(
-    request: Request,
-    shared: SharedDep,
-    admitted: AdmittedDep,
-    query: Annotated[VotesQuery, Query()],
-) -> Response:
+async def find_landmarks_of_votes(call: CallDep, query: Annotated[VotesQuery, Query()]) -> Response:
     """Upload probabilities or scores and offsets; get landmarks, votes or heatmaps.
 
     No model takes part: the answer names `votes` in its place. Votes are treated as those of the
     service's own models, except that there is no mean shape to check their landmarks against.
     """
-    start_s = time.perf_counter()
-    record = record_of(request.scope)
-    settings, engine = shared.settings, shared.engine
-    form = negotiate_format(ALL_FORMATS, query.format, accept_of(request.headers))
-    timeout_s = request_timeout_s(query.timeout_s, settings)
-    plan = plan_upload(request.headers, engine.max_body_bytes, ARRAYS)
-    upload = await read_upload(request, plan, settings, admitted)
-    record.bytes = len(upload.content)
-    shared.metrics.stages.labels("receive").observe(upload.receive_ms / 1e3)
-    memory, max_votes = forecast_votes(upload.content, engine.memory.limit)
+    engine, metrics, record = call.engine, call.shared.metrics, call.record
+    form = negotiate_format(ALL_FORMATS, query.format, accept_of(call.request.headers))
+    timeout_s = request_timeout_s(query.timeout_s, call.shared.settings)
+    (content,) = await read_upload(call, ARRAYS)
+    metrics.stages.labels("receive").observe(call.receive_ms / 1e3)
+    memory, max_votes = forecast_votes(content, engine.memory.limit)
     question = _question_of(query, form, engine.limits, max_votes)
     work = engine.compute(
-        partial(answer_votes, upload.content, question),
-        admitted=admitted,
+        partial(answer_votes, content, question),
+        admitted=call.admitted,
         memory=memory,
         result_bytes=lambda answer: len(answer[1] or b""),
         timeout_s=timeout_s,
     )
-    detection, file = await cancel_on_disconnect(request.receive, work)
+    detection, file = await cancel_on_disconnect(call.request.receive, work)
     record.shape = detection.volume.shape
-    shared.metrics.voxels.observe(math.prod(record.shape))
-    shared.metrics.observe_stages(detection.timing)
-    timing = timing_of(detection, receive_ms=upload.receive_ms, start_s=start_s)
+    metrics.voxels.observe(math.prod(record.shape))
+    metrics.observe_stages(detection.timing)
+    timing = timing_of(detection, receive_ms=call.receive_ms, start_s=call.start_s)
     if isinstance(form, AnswerFormat):
         landmarks = build_answer(
             detection,

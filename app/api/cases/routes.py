@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from app.api.cases.store import CaseStore, Keeper
 from app.api.corrections import CORRECTIONS_BYTES, MAX_ANSWER_BYTES, read_corrections
 from app.api.dependencies import (
-    AdmittedDep,
+    CallDep,
     KeyDep,
     SelectionQuery,
     SharedDep,
@@ -25,8 +25,7 @@ from app.api.dependencies import (
     require_api_key,
 )
 from app.api.openapi import CASE_BODY, problems
-from app.api.request_log import record_of
-from app.api.upload.plan import CASE, plan_upload
+from app.api.upload.kinds import CASE
 from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.engine import Engine
 from app.errors import BadParameter, NotConfigured, TooLarge
@@ -113,10 +112,8 @@ KeeperDep = Annotated[Keeper, Depends(get_keeper)]
     openapi_extra=CASE_BODY,
 )
 async def keep_case(
-    request: Request,
-    shared: SharedDep,
+    call: CallDep,
     store: StoreDep,
-    admitted: AdmittedDep,
     keeper: KeeperDep,
     query: Annotated[KeepQuery, Query()],
 ) -> CaseAnswer:
@@ -125,23 +122,19 @@ async def keep_case(
     A case is named by its scan's content: one that is kept again replaces the one before, if that
     is of the same key. What nobody has judged counts as right, unless it is doubtful.
     """
-    engine, record = shared.engine, record_of(request.scope)
-    timeout_s = request_timeout_s(query.timeout_s, shared.settings)
-    plan = plan_upload(request.headers, engine.max_body_bytes, CASE)
+    engine = call.engine
+    timeout_s = request_timeout_s(query.timeout_s, call.shared.settings)
     check_head = partial(_check_head, engine.limits, query.selection)
-    upload = await read_upload(request, plan, shared.settings, admitted, check_head)
-    content = upload.content
-    record.bytes = len(content)
-    if len(upload.second) > MAX_ANSWER_BYTES:
-        got = len(upload.second)
+    content, corrected = await read_upload(call, CASE, check_head)
+    if (got := len(corrected)) > MAX_ANSWER_BYTES:
         raise TooLarge(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {got}")
 
     async def keep() -> CaseAnswer:
-        compute = partial(engine.compute, admitted=admitted, timeout_s=timeout_s)
+        compute = partial(engine.compute, admitted=call.admitted, timeout_s=timeout_s)
         answer = await compute(
-            lambda _: read_corrections(upload.second, engine), memory=CORRECTIONS_BYTES
+            lambda _: read_corrections(corrected, engine), memory=CORRECTIONS_BYTES
         )
-        record.model = check_landmarks(answer, engine)
+        call.record.model = check_landmarks(answer, engine)
         look = partial(check_header, content, engine.limits, query.selection)
         header = await compute(look, memory=SEARCH_BYTES)
         frame = query.frame if header.frames > 1 else None
@@ -159,7 +152,7 @@ async def keep_case(
         await compute(write, memory=memory)
         return case
 
-    return await cancel_on_disconnect(request.receive, keep())
+    return await cancel_on_disconnect(call.request.receive, keep())
 
 
 @cases_router.get(
@@ -168,16 +161,13 @@ async def keep_case(
     responses=problems(401, 422, 429, 501, 503, 504, 507),
 )
 async def list_cases(
-    shared: SharedDep,
-    store: StoreDep,
-    admitted: AdmittedDep,
-    query: Annotated[CasesQuery, Query()],
+    call: CallDep, store: StoreDep, query: Annotated[CasesQuery, Query()]
 ) -> CasesAnswer:
     """List what is kept for a model, in the order of the ids, a part at a time."""
-    admitted.start_work()
-    cases, last = await shared.engine.compute(
+    call.admitted.start_work()
+    cases, last = await call.engine.compute(
         lambda _: store.list(query.model, query.after, query.limit),
-        admitted=admitted,
+        admitted=call.admitted,
         memory=BASE_BYTES,
     )
     return CasesAnswer(cases=cases, next=last)
@@ -191,17 +181,16 @@ async def list_cases(
     responses=problems(401, 403, 404, 429, 501, 503, 504, 507),
 )
 async def delete_case(
-    shared: SharedDep,
+    call: CallDep,
     store: StoreDep,
-    admitted: AdmittedDep,
     keeper: KeeperDep,
     model: str,
     case: Annotated[str, Path(alias="id")],
 ) -> None:
     """Delete a scan and its landmarks, which this key has kept, from the store."""
-    admitted.start_work()
-    await shared.engine.compute(
-        lambda _: store.delete(model, case, keeper), admitted=admitted, memory=BASE_BYTES
+    call.admitted.start_work()
+    await call.engine.compute(
+        lambda _: store.delete(model, case, keeper), admitted=call.admitted, memory=BASE_BYTES
     )
 
 

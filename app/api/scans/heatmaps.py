@@ -4,18 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final
 
-from fastapi import Query, Request, Response
+from fastapi import Query, Response
 from pydantic import Field
 
-from app.api.dependencies import (
-    AdmittedDep,
-    SharedDep,
-    TimeLimit,
-    request_timeout_s,
-    timed_response,
-)
+from app.api.dependencies import CallDep, TimeLimit, request_timeout_s, timed_response
 from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY, headers
-from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
+from app.api.scans.reception import ReceivedScan, ScanQuery, choose_model, receive_scan, scan_router
 from app.api.upload.receive import cancel_on_disconnect
 from app.errors import BadParameter
 from app.inference import timing_of, write_scan_heatmaps
@@ -44,27 +38,18 @@ class HeatmapsQuery(ScanQuery):
     },
     openapi_extra=UPLOAD_BODY,
 )
-async def make_heatmaps(
-    request: Request,
-    shared: SharedDep,
-    admitted: AdmittedDep,
-    query: Annotated[HeatmapsQuery, Query()],
-) -> Response:
+async def make_heatmaps(call: CallDep, query: Annotated[HeatmapsQuery, Query()]) -> Response:
     """Upload a volume and get heatmaps on its own grid, as gzip NIfTI-1 of float32.
 
     A value is near the network's probability where its votes agree, and 0 where there are none. One
     landmark is an array of three axes; all of them are the fourth, in the order of the model's.
     """
-    scan = await receive_scan(
-        request,
-        shared,
-        admitted,
-        query,
-        timeout_s=request_timeout_s(query.timeout_s, shared.settings),
-        count_heatmaps=lambda model: _count(_choose(query.landmark, model)),
-    )
-    chosen = _choose(query.landmark, scan.model)
-    return await cancel_on_disconnect(request.receive, _draw(scan, chosen))
+    model = choose_model(call, query)
+    chosen = _choose(query.landmark, model)
+    timeout_s = request_timeout_s(query.timeout_s, call.shared.settings)
+    heatmaps = 1 if isinstance(chosen, int) else len(chosen)
+    scan = await receive_scan(call, query, model, timeout_s=timeout_s, heatmaps=heatmaps)
+    return await cancel_on_disconnect(call.request.receive, _draw(scan, chosen))
 
 
 def _choose(landmark: str | None, model: LoadedModel) -> Sequence[int] | int:
@@ -80,17 +65,13 @@ def _choose(landmark: str | None, model: LoadedModel) -> Sequence[int] | int:
     return names.index(landmark)
 
 
-def _count(chosen: Sequence[int] | int) -> int:
-    return 1 if isinstance(chosen, int) else len(chosen)
-
-
 async def _draw(scan: ReceivedScan, chosen: Sequence[int] | int) -> Response:
     """Find the landmarks' votes, and make heatmaps of them in the time that is left."""
-    detection = await scan.detect(heatmaps=_count(chosen))
+    detection = await scan.detect()
     volume, votes = detection.volume, detection.votes
     if votes is None:
         raise ValueError("expected a detection with votes, as was asked for, got none")
     write = partial(write_scan_heatmaps, votes, chosen, volume.shape, volume.affine)
     file = await scan.compute(write, None, len)
-    timing = timing_of(detection, receive_ms=scan.upload.receive_ms, start_s=scan.start_s)
+    timing = timing_of(detection, receive_ms=scan.call.receive_ms, start_s=scan.call.start_s)
     return timed_response(file, timing, "application/gzip", detection.warnings)

@@ -4,24 +4,25 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, Field
 
 from app.api.dependencies import (
-    AdmittedDep,
+    Call,
+    CallDep,
     JobsDep,
     Number,
-    SharedDep,
     require_api_key,
     warnings_header,
 )
 from app.api.openapi import LANDMARKS_CONTENT, UPLOAD_BODY, headers, offer, problems
 from app.api.problems import PROBLEM_MEDIA_TYPE
-from app.api.request_log import KEPT_PROBLEM, record_of
+from app.api.request_log import KEPT_PROBLEM
 from app.api.scans.reception import (
     SCAN_PROBLEMS,
     ReceivedScan,
     ScanQuery,
+    choose_model,
     receive_scan,
 )
 from app.errors import NotFinished
@@ -37,6 +38,7 @@ from app.io import (
     negotiate_format,
 )
 from app.jobs import NO_HURRY_S, JobRunner, KeptJob, Order
+from app.model import LoadedModel
 
 MAX_LISTED: Final = 1000
 """Jobs in a part of their list, some 250 KB."""
@@ -84,20 +86,15 @@ class JobsQuery(BaseModel, extra="forbid"):
     responses={202: headers("Location"), **problems(*SCAN_PROBLEMS, 406, 501)},
     openapi_extra=UPLOAD_BODY,
 )
-async def create_job(
-    request: Request,
-    shared: SharedDep,
-    jobs: JobsDep,
-    admitted: AdmittedDep,
-    query: Annotated[JobQuery, Query()],
-) -> Response:
+async def create_job(call: CallDep, jobs: JobsDep, query: Annotated[JobQuery, Query()]) -> Response:
     """Upload a scan, or many in a ZIP archive; what is accepted here is finished.
 
     An archive with DICOM files in it is one scan; of several series, make an archive of archives.
     """
     form = negotiate_format(FORMATS, query.format or "json", None)
-    scan = await receive_scan(request, shared, admitted, query, timeout_s=NO_HURRY_S)
-    return await accept_job(request, jobs, scan, form, candidates=query.candidates, splits=True)
+    model = choose_model(call, query)
+    scan = await receive_scan(call, query, model, timeout_s=NO_HURRY_S)
+    return await accept_job(jobs, scan, make_order(call, query, model, form), splits=True)
 
 
 @jobs_router.get(
@@ -106,22 +103,20 @@ async def create_job(
     response_model=JobsAnswer,
     responses=problems(401, 422, 429, 501, 503),
 )
-async def list_jobs(
-    jobs: JobsDep, admitted: AdmittedDep, query: Annotated[JobsQuery, Query()]
-) -> Response:
+async def list_jobs(call: CallDep, jobs: JobsDep, query: Annotated[JobsQuery, Query()]) -> Response:
     """List the jobs of the caller's key, or without keys of its address, a part at a time."""
     seconds, _, before = query.after.partition("-")
     after = (float(seconds or "inf"), before)
 
     def describe() -> str:
-        found = jobs.store.list_jobs(admitted.client, after, query.limit + 1)
+        found = jobs.store.list_jobs(call.client, after, query.limit + 1)
         part = found[: query.limit]
         # With the time in it, as that very job may be removed before the next part is asked for.
         last = f"{part[-1].created_s}-{part[-1].id}" if len(found) > len(part) else None
         return JobsAnswer(jobs=[_summary(jobs, job) for job in part], next=last).model_dump_json()
 
     # Not on the event loop: there may be a thousand.
-    return Response(await jobs.call(admitted.client, describe), media_type="application/json")
+    return Response(await jobs.call(call.client, describe), media_type="application/json")
 
 
 @jobs_router.get(
@@ -130,11 +125,11 @@ async def list_jobs(
     response_model=JobAnswer,
     responses=problems(401, 404, 429, 501, 503),
 )
-async def get_job(request: Request, job: str, jobs: JobsDep, admitted: AdmittedDep) -> Response:
+async def get_job(call: CallDep, job: str, jobs: JobsDep) -> Response:
     """Tell what has become of each scan of a job, or how far it is."""
-    path = _path_of_results(request, job)
-    find = partial(jobs.store.find, admitted.client, job, path, jobs.progress())
-    found = await jobs.call(admitted.client, find)
+    path = _path_of_results(call, job)
+    find = partial(jobs.store.find, call.client, job, path, jobs.progress())
+    found = await jobs.call(call.client, find)
     return Response(_describe(jobs, found), media_type="application/json")
 
 
@@ -152,21 +147,20 @@ async def get_job(request: Request, job: str, jobs: JobsDep, admitted: AdmittedD
     },
 )
 async def get_job_result(
-    request: Request,
+    call: CallDep,
     job: str,
     number: Number,
     jobs: JobsDep,
-    admitted: AdmittedDep,
     query: Annotated[ResultQuery, Query()],
 ) -> Response:
     """Answer what `POST /v1/landmarks` would have answered, landmarks or problem."""
-    find = partial(jobs.store.outcome, admitted.client, job, number)
-    state, wanted, outcome = await jobs.call(admitted.client, find)
+    find = partial(jobs.store.outcome, call.client, job, number)
+    state, wanted, outcome = await jobs.call(call.client, find)
     if outcome is None:
         raise NotFinished(f"expected a scan that is done or has failed, got one that is {state}")
     if state == "failed":
         # It was logged and counted when the scan failed: clients may read it again and again.
-        record_of(request.scope).code = KEPT_PROBLEM
+        call.record.code = KEPT_PROBLEM
         status = Problem.model_validate_json(outcome).status
         return Response(outcome, status, media_type=PROBLEM_MEDIA_TYPE)
     form = negotiate_format(FORMATS, query.format or wanted, None)
@@ -182,20 +176,26 @@ async def get_job_result(
     response_class=Response,
     responses=problems(401, 404, 429, 501, 503, 507),
 )
-async def delete_job(job: str, jobs: JobsDep, admitted: AdmittedDep) -> None:
+async def delete_job(call: CallDep, job: str, jobs: JobsDep) -> None:
     """Remove a job with its scans and answers, whether it is finished or not."""
-    await jobs.call(admitted.client, partial(jobs.store.remove, admitted.client, job))
+    await jobs.call(call.client, partial(jobs.store.remove, call.client, job))
     jobs.cancel(job)
 
 
+def make_order(call: Call, query: JobQuery, model: LoadedModel, form: AnswerFormat) -> Order:
+    """Say what a job is to find; the model goes by the name that it was asked for by."""
+    return Order(
+        owner=call.client,
+        request_id=call.record.request_id,
+        model=query.model or call.shared.settings.default_model or model.manifest.name,
+        format=form.name,
+        candidates=query.candidates,
+        selection=query.selection,
+    )
+
+
 async def accept_job(
-    request: Request,
-    jobs: JobRunner,
-    scan: ReceivedScan,
-    form: AnswerFormat,
-    *,
-    candidates: bool,
-    splits: bool,
+    jobs: JobRunner, scan: ReceivedScan, order: Order, *, splits: bool
 ) -> Response:
     """Keep a scan that has arrived as a job; with ``splits`` it may be an archive of scans.
 
@@ -205,24 +205,22 @@ async def accept_job(
     Raises:
         LandmarkdError: As ``JobStore.accept`` and ``count_scans``.
     """
-    client, request_id = scan.admitted.client, scan.record.request_id
-    content = scan.upload.content
-    order = Order(client, request_id, scan.wanted, form.name, candidates, scan.selection)
+    call, content = scan.call, scan.content
 
     def keep() -> KeptJob:
-        limit = scan.engine.limits.inflated_bytes
+        limit = call.engine.limits.inflated_bytes
         scans = count_scans(content, limit) if splits else None
         job = jobs.store.accept(order, content, scans)
-        return jobs.store.find(client, job, _path_of_results(request, job))
+        return jobs.store.find(call.client, job, _path_of_results(call, job))
 
-    job = await jobs.accept(client, keep)
+    job = await jobs.accept(call.client, keep)
     headers = {"Location": f"/v1/jobs/{job.id}"}
     body = _describe(jobs, job)
     return Response(body, 202, headers=headers, media_type="application/json")
 
 
-def _path_of_results(request: Request, job: str) -> str:
-    return f"{request.scope['root_path']}/v1/jobs/{job}/scans/"
+def _path_of_results(call: Call, job: str) -> str:
+    return f"{call.request.scope['root_path']}/v1/jobs/{job}/scans/"
 
 
 def _describe(jobs: JobRunner, job: KeptJob) -> str:

@@ -5,13 +5,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
 
-from fastapi import Query, Request, Response
+from fastapi import Query, Response
 from pydantic import Field
 from starlette.datastructures import Headers
 
 from app.api.dependencies import (
-    AdmittedDep,
-    SharedDep,
+    CallDep,
     TimeLimit,
     accept_of,
     request_timeout_s,
@@ -26,11 +25,11 @@ from app.api.openapi import (
     offer,
     problems,
 )
-from app.api.scans.jobs import accept_job
+from app.api.scans.jobs import JobQuery, accept_job, make_order
 from app.api.scans.reception import (
     SCAN_PROBLEMS,
     ReceivedScan,
-    ScanQuery,
+    choose_model,
     receive_scan,
     scan_router,
 )
@@ -57,7 +56,7 @@ landmarks_router: Final = scan_router()
 RESPOND_ASYNC: Final = "respond-async"
 
 
-class LandmarksQuery(ScanQuery):
+class LandmarksQuery(JobQuery):
     """Query of ``POST /v1/landmarks``."""
 
     format: str | None = Field(
@@ -65,7 +64,6 @@ class LandmarksQuery(ScanQuery):
         description="Takes precedence over Accept; dcm is for DICOM only.",
         json_schema_extra=offer(form.name for form in SCAN_FORMATS),
     )
-    candidates: bool = Field(False, description="List all modes of each landmark.")
     timeout_s: TimeLimit = None
 
 
@@ -88,18 +86,14 @@ class LandmarksQuery(ScanQuery):
     },
     openapi_extra=UPLOAD_BODY,
 )
-async def find_landmarks(
-    request: Request,
-    shared: SharedDep,
-    admitted: AdmittedDep,
-    query: Annotated[LandmarksQuery, Query()],
-) -> Response:
+async def find_landmarks(call: CallDep, query: Annotated[LandmarksQuery, Query()]) -> Response:
     """Upload a scan (NIfTI, NRRD, MetaImage, or DICOM in a ZIP archive) and get its landmarks.
 
     Whatever the request's headers or the file's header rule out is refused before the rest of the
     body is read. The work is cancelled when the client disconnects; with `Prefer: respond-async`
     the answer is 202 and a job, if the service keeps jobs.
     """
+    request, shared = call.request, call.shared
     accept = accept_of(request.headers)
     streams = wants_events(accept)
     formats = FORMATS if streams else SCAN_FORMATS
@@ -107,14 +101,15 @@ async def find_landmarks(
     may_wait = isinstance(form, AnswerFormat) and not streams and _prefers_async(request.headers)
     jobs = shared.jobs if may_wait else None
     limit_s = NO_HURRY_S if jobs else request_timeout_s(query.timeout_s, shared.settings)
-    scan = await receive_scan(request, shared, admitted, query, timeout_s=limit_s)
+    model = choose_model(call, query)
+    scan = await receive_scan(call, query, model, timeout_s=limit_s)
     find = partial(_find, scan, candidates=query.candidates)
     if not isinstance(form, AnswerFormat):
         answer, content = await cancel_on_disconnect(request.receive, _report(scan, find))
         return timed_response(content, answer.timing_ms, form.media_type, answer.warnings)
     if jobs:
-        wanted = query.candidates
-        kept = await accept_job(request, jobs, scan, form, candidates=wanted, splits=False)
+        order = make_order(call, query, model, form)
+        kept = await accept_job(jobs, scan, order, splits=False)
         kept.headers["Preference-Applied"] = RESPOND_ASYNC
         return kept
     if streams:
@@ -141,9 +136,9 @@ async def _find(
     return answer_scan(
         detection,
         scan.model,
-        request_id=scan.record.request_id,
-        receive_ms=scan.upload.receive_ms,
-        start_s=scan.start_s,
+        request_id=scan.call.record.request_id,
+        receive_ms=scan.call.receive_ms,
+        start_s=scan.call.start_s,
         candidates=candidates,
     )
 
@@ -159,9 +154,9 @@ async def _report(
     def prepare(
         check_cancelled: Callable[[], None],
     ) -> tuple[Callable[[LandmarksAnswer, Evidence], bytes], Evidence]:
-        limit, series = scan.engine.limits.inflated_bytes, scan.selection.series
+        limit, series = scan.call.engine.limits.inflated_bytes, scan.query.series
         write = load_report_writer()
-        return write, find_evidence(scan.upload.content, limit, series, check_cancelled)
+        return write, find_evidence(scan.content, limit, series, check_cancelled)
 
     # Nothing of it is kept: who holds memory may not have all of it, which the scan may need.
     write, evidence = await scan.compute(prepare, SEARCH_BYTES, lambda _: 0)

@@ -1,23 +1,21 @@
 """A request with a scan -> ReceivedScan, unless its head or that of the file rules it out."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from app.api.dependencies import SelectionQuery, Shared, require_api_key
+from app.api.dependencies import Call, SelectionQuery, require_api_key
 from app.api.openapi import problems
-from app.api.request_log import RequestRecord, record_of
-from app.api.upload.plan import plan_upload
-from app.api.upload.receive import Upload, read_upload
-from app.engine import AdmittedRequest, Engine, Progress, ignore
+from app.api.upload.kinds import SCAN
+from app.api.upload.receive import read_upload
+from app.engine import Progress, ignore
 from app.errors import NotReady
 from app.inference import Detection, Forecast
-from app.io import Content, Selection
+from app.io import Content
 from app.model import LoadedModel
 
 T = TypeVar("T")
@@ -47,48 +45,37 @@ class ReceivedScan:
     """A scan that has arrived whole, and what is to be done with it.
 
     Attributes:
-        upload: The file.
+        call: Its request.
+        content: The file.
+        query: Which scan of the file.
         model: The model to use.
-        wanted: Name by which it was asked for, perhaps with a version.
-        selection: Which scan of the file.
         needs: What it will take; None of DICOM.
-        admitted: Its request.
+        heatmaps: How many are made of what is found.
         deadline: Of the answer, on the event loop's clock.
-        start_s: When its reception began, by ``time.perf_counter()``.
-        record: For the log line of the request.
-        engine: What finds the landmarks.
     """
 
-    upload: Upload
+    call: Call
+    content: Content
+    query: ScanQuery
     model: LoadedModel
-    wanted: str
-    selection: Selection
     needs: Forecast | None
-    admitted: AdmittedRequest
+    heatmaps: int
     deadline: float
-    start_s: float
-    record: RequestRecord
-    engine: Engine
 
-    async def detect(
-        self,
-        on_progress: Callable[[Progress], None] = ignore,
-        *,
-        heatmaps: int = 0,
-    ) -> Detection:
+    async def detect(self, on_progress: Callable[[Progress], None] = ignore) -> Detection:
         """Find the landmarks; see ``Engine.detect``."""
-        detection = await self.engine.detect(
-            self.upload.content,
+        detection = await self.call.engine.detect(
+            self.content,
             self.model,
-            selection=self.selection,
+            selection=self.query.selection,
             needs=self.needs,
             timeout_s=self._left_s(),
-            client=self.admitted.client,
+            client=self.call.client,
             on_progress=on_progress,
-            heatmaps=heatmaps,
-            admitted=self.admitted if heatmaps else None,
+            heatmaps=self.heatmaps,
+            admitted=self.call.admitted if self.heatmaps else None,
         )
-        self.record.shape = detection.volume.shape
+        self.call.record.shape = detection.volume.shape
         return detection
 
     async def compute(
@@ -98,9 +85,9 @@ class ReceivedScan:
         result_bytes: Callable[[T], int],
     ) -> T:
         """Do work for the answer in the time that is left; see ``Engine.compute``."""
-        return await self.engine.compute(
+        return await self.call.engine.compute(
             work,
-            admitted=self.admitted,
+            admitted=self.call.admitted,
             memory=memory,
             result_bytes=result_bytes,
             timeout_s=self._left_s(),
@@ -111,64 +98,44 @@ class ReceivedScan:
 
 
 async def receive_scan(
-    request: Request,
-    shared: Shared,
-    admitted: AdmittedRequest,
-    query: ScanQuery,
-    *,
-    timeout_s: float,
-    count_heatmaps: Callable[[LoadedModel], int] = lambda _: 0,
+    call: Call, query: ScanQuery, model: LoadedModel, *, timeout_s: float, heatmaps: int = 0
 ) -> ReceivedScan:
-    """Receive the scan of a request, whose body has not been read.
+    """Receive the scan of a call, whose body has not been read.
 
-    ``timeout_s`` goes from the end of the upload to the answer, which holds as many heatmaps of the
-    scan's size as ``count_heatmaps`` says.
+    ``timeout_s`` goes from the end of the upload to the answer, which holds so many heatmaps of the
+    scan's size.
 
     Returns:
         The scan.
 
     Raises:
-        LandmarkdError: As ``plan_upload``, ``Engine.precheck`` and ``read_upload``; or the service
-            is not ready, or there is no such model.
+        LandmarkdError: As ``read_upload`` and ``Engine.precheck``.
     """
-    start_s = time.perf_counter()
-    record, engine = record_of(request.scope), shared.engine
-    plan = plan_upload(request.headers, engine.max_body_bytes)
-    model = choose_model(engine, query)
-    record.model = model.manifest.name
-    heatmaps = count_heatmaps(model)
     needs: Forecast | None = None
 
     def check_head(head: Content) -> None:
         nonlocal needs
-        needs = engine.precheck(
-            head, model, selection=query.selection, timeout_s=timeout_s, client=admitted.client,
+        needs = call.engine.precheck(
+            head, model, selection=query.selection, timeout_s=timeout_s, client=call.client,
             heatmaps=heatmaps,
         )  # fmt: skip
 
-    upload = await read_upload(request, plan, shared.settings, admitted, check_head)
-    record.bytes = len(upload.content)
-    shared.metrics.stages.labels("receive").observe(upload.receive_ms / 1e3)
-    return ReceivedScan(
-        upload, model, name_wanted(query, shared, model), query.selection, needs, admitted,
-        deadline=asyncio.get_running_loop().time() + timeout_s,
-        start_s=start_s, record=record, engine=engine,
-    )  # fmt: skip
+    (content,) = await read_upload(call, SCAN, check_head)
+    call.shared.metrics.stages.labels("receive").observe(call.receive_ms / 1e3)
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    return ReceivedScan(call, content, query, model, needs, heatmaps, deadline)
 
 
-def choose_model(engine: Engine, query: ScanQuery) -> LoadedModel:
+def choose_model(call: Call, query: ScanQuery) -> LoadedModel:
     """Return the model that a request asks for.
 
     Raises:
         NotReady: The service answers nothing now.
         UnknownModel: There is no such model.
     """
-    state = engine.readiness()
+    state = call.engine.readiness()
     if not state.ready:
         raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
-    return engine.registry.get(query.model)
-
-
-def name_wanted(query: ScanQuery, shared: Shared, model: LoadedModel) -> str:
-    """Return the name by which a model was asked for, perhaps with a version."""
-    return query.model or shared.settings.default_model or model.manifest.name
+    model = call.engine.registry.get(query.model)
+    call.record.model = model.manifest.name
+    return model

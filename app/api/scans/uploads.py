@@ -16,17 +16,11 @@ from typing import Annotated, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from app.api.dependencies import (
-    AdmittedDep,
-    JobsDep,
-    SharedDep,
-    require_api_key,
-)
+from app.api.dependencies import Call, CallDep, JobsDep, SharedDep, require_api_key
 from app.api.openapi import UPLOAD_STATE, headers, problems
 from app.api.problems import TUS_VERSION
-from app.api.request_log import RequestRecord, record_of
-from app.api.scans.jobs import JobQuery
-from app.api.scans.reception import choose_model, name_wanted
+from app.api.scans.jobs import JobQuery, make_order
+from app.api.scans.reception import choose_model
 from app.api.upload.receive import SLOW, allowed_s
 from app.api.upload.turns import Turns
 from app.errors import (
@@ -48,7 +42,7 @@ from app.io import (
     count_scans,
     negotiate_format,
 )
-from app.jobs import NO_HURRY_S, OpenUpload, Order
+from app.jobs import NO_HURRY_S, JobRunner, OpenUpload, Order
 
 T = TypeVar("T")
 
@@ -82,14 +76,12 @@ uploads_router: Final = APIRouter(
 class Reception:
     """Receives the parts of an upload for one request."""
 
-    def __init__(
-        self, request: Request, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep
-    ) -> None:
-        self._shared, self._jobs, self._admitted = shared, jobs, admitted
+    def __init__(self, call: Call, jobs: JobRunner) -> None:
+        self._call, self._jobs = call, jobs
         self._uploads = jobs.uploads
-        self.turns: Turns = request.app.state.turns
+        self.turns: Turns = call.request.app.state.turns
 
-    async def start(self, record: RequestRecord, query: JobQuery, length: int) -> OpenUpload:
+    async def start(self, query: JobQuery, length: int) -> OpenUpload:
         """Begin an upload, if a job of it could be accepted.
 
         Raises:
@@ -97,38 +89,26 @@ class Reception:
         """
         form = negotiate_format(FORMATS, query.format or "json", None)
         # The file is on disk, and never in memory as a whole.
-        if length > (most := self._shared.engine.limits.inflated_bytes):
+        if length > (most := self._call.engine.limits.inflated_bytes):
             raise TooLarge(
                 f"expected a file of at most {most} bytes, got {length}; the operator's limit is "
                 "LANDMARKD_MAX_INFLATED_BYTES"
             )
-        model = choose_model(self._shared.engine, query)
-        record.model = model.manifest.name
-        order = Order(
-            owner=self._admitted.client,
-            request_id=record.request_id,
-            model=name_wanted(query, self._shared, model),
-            format=form.name,
-            candidates=query.candidates,
-            selection=query.selection,
-        )
+        order = make_order(self._call, query, choose_model(self._call, query), form)
         return await self._write_files(partial(self._uploads.start, order, length))
 
     async def look(self, upload: str) -> OpenUpload:
         """Find an upload of the client; raises as ``UploadStore.look``."""
-        return await self._call(partial(self._uploads.look, self._admitted.client, upload))
+        return await self._read(partial(self._uploads.look, self._call.client, upload))
 
     async def list_open(self) -> list[OpenUpload]:
         """List the client's uploads that have not become jobs."""
-        return await self._call(partial(self._uploads.list_open, self._admitted.client))
+        return await self._read(partial(self._uploads.list_open, self._call.client))
 
-    async def receive(
-        self, request: Request, upload: OpenUpload, unwanted: asyncio.Event
-    ) -> OpenUpload:
+    async def receive(self, upload: OpenUpload, unwanted: asyncio.Event) -> OpenUpload:
         """Write a part as it arrives, and have it survive a power failure.
 
         Args:
-            request: Its body is the part.
             upload: What has arrived before.
             unwanted: Set when another request goes on with the upload.
 
@@ -141,8 +121,8 @@ class Reception:
             LandmarkdError: As ``UploadStore.append``; or the file is refused by its first bytes,
                 and discarded.
         """
-        self._admitted.count_bytes(BLOCK_BYTES)
-        waited_s, received, settings = 0.0, 0, self._shared.settings
+        self._call.admitted.count_bytes(BLOCK_BYTES)
+        waited_s, received, settings = 0.0, 0, self._call.shared.settings
         block, more = bytearray(), True
         try:
             while more:
@@ -150,7 +130,7 @@ class Reception:
                 left_s = max(allowed_s(received, settings) - waited_s, 0.0)
                 began = time.monotonic()
                 wait_s = min(left_s, settings.body_timeout_s)
-                chunk, more = await _next_chunk(request, unwanted, wait_s)
+                chunk, more = await _next_chunk(self._call.request, unwanted, wait_s)
                 waited_s += time.monotonic() - began
                 upload.check_next(upload.offset, len(block) + len(chunk))
                 block += chunk
@@ -162,7 +142,7 @@ class Reception:
             await self._end(upload, block)
             raise
         finally:
-            record_of(request.scope).bytes = received
+            self._call.record.bytes = received
         return await self._end(upload, block)
 
     async def finish(self, upload: OpenUpload) -> OpenUpload:
@@ -174,8 +154,8 @@ class Reception:
         """
         if upload.accepted:
             return upload
-        self._admitted.start_work()
-        limit = self._shared.engine.limits.inflated_bytes
+        self._call.admitted.start_work()
+        limit = self._call.engine.limits.inflated_bytes
 
         def count() -> int | None:
             return count_scans(self._uploads.files.open(upload.id, None, 0), limit)
@@ -183,12 +163,12 @@ class Reception:
         async with self._or_discard(upload):
             scans = await self._write_files(count)
         finish = partial(self._uploads.finish, upload, scans)
-        await self._jobs.accept(self._admitted.client, finish)
+        await self._jobs.accept(self._call.client, finish)
         return replace(upload, accepted=True)
 
     async def remove(self, upload: OpenUpload) -> None:
         """Remove an upload, or the job that it has become."""
-        await self._call(partial(self._uploads.discard, upload))
+        await self._read(partial(self._uploads.discard, upload))
         self._jobs.cancel(upload.id)
 
     async def _end(self, upload: OpenUpload, block: bytearray) -> OpenUpload:
@@ -202,19 +182,19 @@ class Reception:
         longer = replace(upload, offset=upload.offset + len(block))
         needed = min(HEAD_BYTES, upload.length)
         if upload.offset < needed <= longer.offset:
-            content = await self._call(partial(self._uploads.files.open, longer.id, None, 0))
+            content = await self._read(partial(self._uploads.files.open, longer.id, None, 0))
             async with self._or_discard(longer):
                 self._check_head(longer.order, bytes(content[:HEAD_BYTES]))
         return longer
 
-    async def _call(self, function: Callable[[], T]) -> T:
-        return await self._jobs.call(self._admitted.client, function)
+    async def _read(self, function: Callable[[], T]) -> T:
+        return await self._jobs.call(self._call.client, function)
 
     async def _write_files(self, function: Callable[[], T]) -> T:
-        return await self._jobs.write(self._admitted.client, function)
+        return await self._jobs.write(self._call.client, function)
 
     def _check_head(self, order: Order, head: bytes) -> None:
-        engine = self._shared.engine
+        engine = self._call.engine
         try:
             model = engine.registry.get(order.model)
         except UnknownModel:
@@ -233,15 +213,13 @@ class Reception:
         try:
             yield
         except RequestError:
-            await self._call(partial(self._uploads.discard, upload))
+            await self._read(partial(self._uploads.discard, upload))
             raise
 
 
-async def get_reception(
-    request: Request, shared: SharedDep, jobs: JobsDep, admitted: AdmittedDep
-) -> Reception:
+async def get_reception(call: CallDep, jobs: JobsDep) -> Reception:
     """Make it on the event loop: FastAPI makes one of a class on a thread, which may not start."""
-    return Reception(request, shared, jobs, admitted)
+    return Reception(call, jobs)
 
 
 ReceptionDep = Annotated[Reception, Depends(get_reception)]
@@ -270,13 +248,10 @@ async def get_upload_options(shared: SharedDep, _: JobsDep) -> Response:
     | {201: headers(*UPLOAD_STATE)},
 )
 async def create_upload(
-    request: Request,
-    reception: ReceptionDep,
-    query: Annotated[JobQuery, Query()],
-    length: Length,
+    reception: ReceptionDep, query: Annotated[JobQuery, Query()], length: Length
 ) -> Response:
     """Announce a file; its parts go to the path in `Location`. The query is that of a job."""
-    upload = await reception.start(record_of(request.scope), query, length)
+    upload = await reception.start(query, length)
     headers = _state(upload) | {"Location": f"/v1/uploads/{upload.id}"}
     return Response(status_code=201, headers=headers)
 
@@ -335,7 +310,7 @@ async def append_to_upload(
     async with reception.turns.take(upload) as unwanted:
         found = await reception.look(upload)
         found.check_next(offset)
-        found = await reception.receive(request, found, unwanted)
+        found = await reception.receive(found, unwanted)
         if found.offset == found.length:
             found = await reception.finish(found)
     return Response(status_code=204, headers=_state(found))

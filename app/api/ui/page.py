@@ -21,8 +21,8 @@ from blake3 import blake3
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 
 from app.api.corrections import CORRECTIONS_BYTES, MAX_ANSWER_BYTES, read_corrections
-from app.api.dependencies import AdmittedDep, SelectionQuery, SharedDep, require_api_key
-from app.api.upload.plan import UploadKind, plan_upload
+from app.api.dependencies import CallDep, SelectionQuery, require_api_key
+from app.api.upload.kinds import SCAN, UploadKind
 from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.errors import BadParameter
 from app.io import (
@@ -43,6 +43,7 @@ ANSWER: Final = UploadKind(
     media_types=("application/json", "text/plain"),  # The latter is what fetch sends of a string.
     encodings=("identity",),
     empty_error=BadParameter,
+    max_bytes=MAX_ANSWER_BYTES,
 )
 
 MEDIA_TYPES: Final = {
@@ -172,16 +173,12 @@ async def get_docs(request: Request) -> Response:
 
 
 @page_router.get("/page/phantom.nii.gz", dependencies=[Depends(require_api_key)])
-async def get_phantom(
-    shared: SharedDep,
-    admitted: AdmittedDep,
-    seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6,
-) -> Response:
+async def get_phantom(call: CallDep, seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6) -> Response:
     """Generate a scan, for users who have none at hand."""
-    admitted.start_work()
-    scan = await shared.engine.compute(
+    call.admitted.start_work()
+    scan = await call.engine.compute(
         lambda _: scan_bytes(make_phantom(seed)),
-        admitted=admitted,
+        admitted=call.admitted,
         memory=PHANTOM_BYTES,
         result_bytes=len,
     )
@@ -190,18 +187,14 @@ async def get_phantom(
 
 @page_router.post("/page/landmarks", dependencies=[Depends(require_api_key)])
 async def convert_landmarks(
-    request: Request,
-    shared: SharedDep,
-    admitted: AdmittedDep,
-    name: Annotated[str, Query(alias="format")] = "json",
+    call: CallDep, name: Annotated[str, Query(alias="format")] = "json"
 ) -> Response:
     """Write an answer of ``POST /v1/landmarks`` in another format, as the page corrected it."""
     form = negotiate_format(FORMATS, name, None)
-    plan = plan_upload(request.headers, MAX_ANSWER_BYTES, ANSWER)
-    upload = await read_upload(request, plan, shared.settings, admitted)
-    converted = await shared.engine.compute(
-        lambda _: form.write(read_corrections(upload.content, shared.engine)),
-        admitted=admitted,
+    (content,) = await read_upload(call, ANSWER)
+    converted = await call.engine.compute(
+        lambda _: form.write(read_corrections(content, call.engine)),
+        admitted=call.admitted,
         memory=CORRECTIONS_BYTES,
         result_bytes=len,
     )
@@ -209,33 +202,26 @@ async def convert_landmarks(
 
 
 @page_router.post("/page/scan", dependencies=[Depends(require_api_key)])
-async def convert_scan(
-    request: Request,
-    shared: SharedDep,
-    admitted: AdmittedDep,
-    query: Annotated[SelectionQuery, Query()],
-) -> Response:
+async def convert_scan(call: CallDep, query: Annotated[SelectionQuery, Query()]) -> Response:
     """Write a scan that NiiVue does not read, such as DICOM, as NIfTI: voxels and affine alone."""
-    engine = shared.engine
-    plan = plan_upload(request.headers, engine.max_body_bytes)
-    upload = await read_upload(request, plan, shared.settings, admitted)
-    scan = (upload.content, engine.limits, query.selection)
+    (content,) = await read_upload(call, SCAN)
+    scan = (content, call.engine.limits, query.selection)
 
     def write(check_cancelled: Callable[[], None]) -> bytes:
         volume = read_volume(*scan, check_cancelled)
         dtype = np.float32 if volume.voxels.itemsize > WIDEST else None
-        pack = partial(pack_scan, upload.content, volume, check_cancelled)
+        pack = partial(pack_scan, content, volume, check_cancelled)
         return bytes(pack(as_uploaded=False, dtype=dtype))
 
     async def convert() -> bytes:
-        compute = partial(engine.compute, admitted=admitted)
+        compute = partial(call.engine.compute, admitted=call.admitted)
         header = await compute(partial(check_header, *scan), memory=SEARCH_BYTES)
         # As stored, scaled, and without what is not finite, which a mask finds; as packed is less.
         voxel_bytes = header.dtype.itemsize + 2 * header.value_dtype.itemsize + 1
         memory = SEARCH_BYTES + voxel_bytes * math.prod(header.shape)
         return await compute(write, memory=memory, result_bytes=len)
 
-    shown = await cancel_on_disconnect(request.receive, convert())
+    shown = await cancel_on_disconnect(call.request.receive, convert())
     return Response(shown, headers=HEADERS, media_type="application/gzip")
 
 

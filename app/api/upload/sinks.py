@@ -1,39 +1,36 @@
 """Sinks: where the body of an upload goes as it arrives, until it is the file.
 
-A body of known length that is the file goes into one buffer, which the reader of the file uses
-without a copy. Other bodies are collected in one array. Starlette's own form parser spools to disk
-through a thread pool; the one here collects one part, or the two that a route asks for.
+A body that is the file goes into one buffer, which the reader of the file uses without a copy.
+Starlette's own form parser spools to disk through a thread pool; the one here collects one part, or
+the two that a route asks for.
 """
 
 import numpy as np
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.api.upload.plan import UploadKind, UploadPlan
+from app.api.upload.kinds import UploadKind
 from app.errors import BadParameter, RequestError, UnsupportedMediaType
 from app.io import GZIP_MAGIC
 
 
 class BufferSink:
-    """A body of known length that is the file."""
+    """A body that is the file.
+
+    Args:
+        length: Of the body, or the largest one allowed: pages take no memory until they are filled.
+    """
 
     def __init__(self, length: int) -> None:
         # Not zeroed: only bytes that have been received are ever returned.
         self._buffer = np.empty(length, dtype=np.uint8).data
-        self._rest = self._buffer
+        self._filled = 0
 
     def write(self, chunk: bytes) -> None:
-        """Take the next chunk of the body.
-
-        Raises:
-            RequestError: The body is longer than Content-Length.
-        """
-        if len(chunk) > len(self._rest):
-            raise RequestError(
-                f"expected {len(self._buffer)} bytes, as Content-Length says, got more"
-            )
-        self._rest[: len(chunk)] = chunk
-        self._rest = self._rest[len(chunk) :]
+        """Take the next chunk of the body."""
+        end = self._filled + len(chunk)
+        self._buffer[self._filled : end] = chunk
+        self._filled = end
 
     def head(self, size: int) -> memoryview | None:
         """Return the first ``size`` bytes of the file; None until they have arrived."""
@@ -42,32 +39,6 @@ class BufferSink:
     def close(self) -> tuple[memoryview]:
         """Return the file."""
         return (self._buffer[: self._filled],)
-
-    @property
-    def _filled(self) -> int:
-        return len(self._buffer) - len(self._rest)
-
-
-class GrowingSink:
-    """A body of unknown length that is the file.
-
-    It is one array of bytes, however small the chunks are: a chunk in a list takes 40 bytes more.
-    """
-
-    def __init__(self) -> None:
-        self._content = bytearray()
-
-    def write(self, chunk: bytes) -> None:
-        """Take the next chunk of the body."""
-        self._content += chunk
-
-    def head(self, size: int) -> bytes | None:
-        """Return the first ``size`` bytes of the file; None until they have arrived."""
-        return bytes(self._content[:size]) if len(self._content) >= size else None
-
-    def close(self) -> tuple[bytearray]:
-        """Return the file."""
-        return (self._content,)
 
 
 class MultipartSink:
@@ -175,18 +146,6 @@ class MultipartSink:
 
     def _on_end(self) -> None:
         self._ended = True
-
-
-Sink = BufferSink | GrowingSink | MultipartSink
-
-
-def make_sink(plan: UploadPlan) -> Sink:
-    """Choose where a body goes."""
-    if plan.boundary is not None:
-        return MultipartSink(plan.boundary, plan.kind)
-    if plan.length is not None:
-        return BufferSink(plan.length)
-    return GrowingSink()
 
 
 def _malformed() -> RequestError:

@@ -6,16 +6,20 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from pydantic import ByteSize
 from starlette.requests import Request
 from starlette.types import Message
 
+from app.api.dependencies import Call, Shared
+from app.api.request_log import RECORD_KEY, RequestRecord
 from app.api.upload import receive as receive_module
-from app.api.upload.plan import ARRAYS, CASE, SCAN, UploadKind, plan_upload
+from app.api.upload.kinds import ARRAYS, CASE, SCAN, UploadKind
 from app.api.upload.receive import cancel_on_disconnect, read_upload
 from app.api.upload.sinks import MultipartSink
+from app.engine import Engine, Metrics
 from app.engine.admission import Admission
 from app.errors import LandmarkdError, QueueFull, RequestError, SlowUpload, TooLarge
 from app.io import HEAD_BYTES, Content
@@ -51,11 +55,18 @@ def upload(
 
     async def read() -> bytes:
         scope = {**scope_of("/"), "headers": [header] if header else []}
-        request = Request(scope, receive)
-        plan = plan_upload(request.headers, max_bytes, kind)
-        with Admission(1, all_bytes).admit() as admitted:
-            upload = await read_upload(request, plan, settings, admitted, check_head)
-        return bytes(upload.content)
+        record = scope[RECORD_KEY] = RequestRecord("upload", "POST")
+        metrics = Metrics()
+        engine = Engine(settings, metrics)
+        try:
+            with Admission(1, all_bytes).admit() as admitted:
+                call = Call(Request(scope, receive), Shared(settings, metrics, engine), admitted)
+                bounded = replace(kind, max_bytes=max_bytes)
+                content, *_ = await read_upload(call, bounded, check_head)
+        finally:
+            await engine.stop()
+        assert record.bytes == len(content)
+        return bytes(content)
 
     return asyncio.run(read()), heads
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api.dependencies import WARNINGS_BYTES, warnings_header
-from app.api.upload.plan import CURL_TYPE
+from app.api.upload.kinds import CURL_TYPE
 from app.io import FORMATS
 from app.io.schemas import LandmarksAnswer, ModelInfo
 from tests.support.dicom_files import as_dicom, zipped

@@ -1,4 +1,4 @@
-"""Request headers -> UploadPlan: whether a body is acceptable and how it is framed.
+"""The kinds of uploads, and whether the headers of a request are those of one.
 
 The media type decides the framing (raw or multipart). The kind of file is recognised later, by its
 bytes.
@@ -10,13 +10,7 @@ from typing import Final
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 
-from app.errors import (
-    NotAnArchive,
-    NotAVolume,
-    RequestError,
-    TooLarge,
-    UnsupportedMediaType,
-)
+from app.errors import NotAnArchive, NotAVolume, RequestError, UnsupportedMediaType
 
 MULTIPART: Final = "multipart/form-data"
 
@@ -35,6 +29,7 @@ class UploadKind:
             missing or empty Content-Type is accepted, too. None: only a form is accepted.
         encodings: Content-Encodings that the reader of the file undoes.
         empty_error: Raised when there is no file.
+        max_bytes: Largest allowed body, framing included; None: that of any request.
     """
 
     name: str
@@ -42,6 +37,7 @@ class UploadKind:
     media_types: tuple[str, ...]
     encodings: tuple[str, ...]
     empty_error: type[RequestError]
+    max_bytes: int | None = None
 
 
 SCAN: Final = UploadKind(
@@ -79,55 +75,30 @@ CASE: Final = UploadKind(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class UploadPlan:
-    """How to read a body, as far as the headers tell.
-
-    Attributes:
-        kind: What is expected.
-        max_bytes: Largest allowed body, framing included.
-        length: Content-Length; None if the body is chunked.
-        boundary: Multipart boundary; None if the body is the file itself.
-    """
-
-    kind: UploadKind
-    max_bytes: int
-    length: int | None
-    boundary: bytes | None
-
-    def check_size(self, size: int) -> None:
-        """Raise TooLarge if a body of so many bytes is not allowed."""
-        if size > self.max_bytes:
-            raise TooLarge(
-                f"expected a body of at most {self.max_bytes} bytes, got {size}; the operator's "
-                "limits are LANDMARKD_MAX_BODY_BYTES and 3/16 of LANDMARKD_MEMORY"
-            )
-
-
-def plan_upload(headers: Headers, max_bytes: int, kind: UploadKind = SCAN) -> UploadPlan:
-    """Decide how to read a request's body before any of it is read.
+def find_length(headers: Headers) -> int | None:
+    """Return the length of a body; None if it is chunked.
 
     Raises:
-        UnsupportedMediaType: The media type or content encoding is not accepted.
-        TooLarge: Content-Length is over the limit.
         RequestError: Content-Length is not a number.
     """
     length = headers.get("content-length")
     length = length and length.strip()
     if length is not None and not (length.isascii() and length.isdigit()):
         raise RequestError(f"expected Content-Length to be a number, got {length[:32]!r}")
+    return None if length is None else int(length)
+
+
+def find_boundary(headers: Headers, kind: UploadKind) -> bytes | None:
+    """Return the boundary of a multipart body; None if the body is the file itself.
+
+    Raises:
+        UnsupportedMediaType: The media type or content encoding is not accepted.
+    """
     # Where a field is empty, as some clients send it, nothing is said either.
     encoding = headers.get("content-encoding", "").strip().lower() or "identity"
     if encoding not in kind.encodings:
         expected = "gzip or none" if "gzip" in kind.encodings else "none"
         raise UnsupportedMediaType(f"expected Content-Encoding {expected}, got {encoding[:64]!r}")
-    size = None if length is None else int(length)
-    plan = UploadPlan(kind, max_bytes, size, _boundary(headers, kind))
-    plan.check_size(size or 0)
-    return plan
-
-
-def _boundary(headers: Headers, kind: UploadKind) -> bytes | None:
     content_type = headers.get("content-type", "").strip()
     if not content_type and kind.media_types:
         return None
