@@ -16,7 +16,7 @@ from typing import Any, Final
 from app.errors import NotStored, QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
-from app.jobs.tables import HELD, LAYOUT, MOVE_TIMES, SCHEMA, USAGE, find_other_layout
+from app.jobs.tables import HELD, LAYOUT, MOVE_TIMES, SCHEMA, USAGE
 
 JOB_BYTES: Final = 1 << 20
 """Counted for each job besides its scans, so that the quota bounds the number of jobs, too."""
@@ -70,12 +70,13 @@ class JobFolder:
                     database, isolation_level=None, check_same_thread=False
                 )
                 self._db = opened.enter_context(closing(connection))
-                other = find_other_layout(self._db)  # Before anything is written into it.
-                if other is not None:
+                # Before anything is written into it.
+                (layout,) = self._db.execute("PRAGMA user_version").fetchone()
+                if layout != LAYOUT:
                     raise StartupError(
                         f"expected {database} in layout {LAYOUT}, as this version of landmarkd "
-                        f"writes it, got {other}: start the version that wrote it, or name another "
-                        "folder in LANDMARKD_JOBS"
+                        f"writes it, got layout {layout}: start the version that wrote it, or name "
+                        "another folder in LANDMARKD_JOBS"
                     )
                 self._db.row_factory = sqlite3.Row
                 for pragma in ("auto_vacuum=FULL", "journal_mode=WAL", "foreign_keys=ON"):

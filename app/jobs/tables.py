@@ -7,7 +7,6 @@ for room: that takes a millisecond or two for a thousand.
 import sqlite3
 import time
 import uuid
-from contextlib import closing
 from typing import Any, Final
 
 from app.io import Selection
@@ -15,8 +14,8 @@ from app.jobs.records import Order
 
 LAYOUT: Final = 0
 """``PRAGMA user_version`` of the tables below, that of databases in which nobody has set one. To be
-raised, and set, by a change that programs before it cannot read or write; columns that only come
-in addition, with defaults, are none."""
+raised, and set, by a change that programs before it cannot read or write; columns and tables that
+only come in addition, with defaults, are none."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS job(
@@ -122,34 +121,6 @@ FROM (
     FROM scan LEFT JOIN json_each(?) ON key = scan.id WHERE job = ? ORDER BY number)
 """
 """JSON of a job's scans, as clients get it: parsing a thousand problems takes long."""
-
-
-def find_other_layout(db: sqlite3.Connection) -> str | None:
-    """Name the layout of a database; None if it is empty, or its tables are those of ``SCHEMA``.
-
-    Of these, some that came later may be missing, and there may be more columns.
-    """
-    (layout,) = db.execute("PRAGMA user_version").fetchone()
-    found = _columns(db)
-    with closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(SCHEMA)
-        ours = _columns(fresh)
-    if layout != LAYOUT:
-        return f"layout {layout}"
-    if found and "job" not in found:
-        return "one without the table job"
-    for table, columns in ours.items():
-        if missing := columns - found.get(table, columns):
-            return f"one without the column {table}.{min(missing)}"
-    return None
-
-
-def _columns(db: sqlite3.Connection) -> dict[str, set[str]]:
-    tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    return {
-        name: {column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))}
-        for (name,) in tables
-    }
 
 
 def insert_job(db: sqlite3.Connection, order: Order, file_bytes: int, size: int) -> str:

@@ -24,36 +24,17 @@ def kept(folder: Path) -> list[str]:
         return [job.id for job in JobStore(opened).list_jobs("anna")]
 
 
-@pytest.mark.parametrize(
-    ("statement", "got"),
-    [
-        ("PRAGMA user_version = 1", "layout 1"),
-        ("ALTER TABLE scan DROP COLUMN outcome", "one without the column scan.outcome"),
-        ("ALTER TABLE job RENAME TO order_of_scans", "one without the table job"),
-    ],
-)
-def test_folder_that_a_later_version_has_written_is_refused(
-    tmp_path: Path, statement: str, got: str
-) -> None:
+def test_folder_that_a_later_version_has_written_is_refused(tmp_path: Path) -> None:
     with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
         JobStore(folder).accept(order(), b"a scan", None)
-    change(tmp_path, statement)
+    change(tmp_path, "PRAGMA user_version = 1")
     before = (tmp_path / "jobs.sqlite").read_bytes()
     with pytest.raises(
-        StartupError, match=rf"jobs\.sqlite in layout 0, .*, got {got}: .* LANDMARKD_JOBS"
+        StartupError, match=r"jobs\.sqlite in layout 0, .*, got layout 1: .* LANDMARKD_JOBS"
     ):
         JobFolder(tmp_path, ENOUGH, DAY_S)
     assert (tmp_path / "jobs.sqlite").read_bytes() == before
     assert len(list((tmp_path / "scans").iterdir())) == 1
-
-
-@pytest.mark.parametrize("table", ["job(id TEXT, name TEXT)", "bookmarks(url TEXT)"])
-def test_database_of_another_program_is_refused(tmp_path: Path, table: str) -> None:
-    change(tmp_path, f"CREATE TABLE {table}")
-    before = (tmp_path / "jobs.sqlite").read_bytes()
-    with pytest.raises(StartupError, match=r"in layout 0, .*, got one without the "):
-        JobFolder(tmp_path, ENOUGH, DAY_S)
-    assert (tmp_path / "jobs.sqlite").read_bytes() == before
 
 
 @pytest.mark.parametrize(
