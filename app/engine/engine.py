@@ -145,6 +145,13 @@ class Engine:
             return ReadinessAnswer(ready=True, reason=reason, models=models)
         return ReadinessAnswer(ready=False, reason=reason, models=models)
 
+    def choose_model(self, name: str | None) -> LoadedModel:
+        """Find the model that a request asks for; raises as ``Registry.get``, or NotReady."""
+        state = self.readiness()
+        if not state.ready:
+            raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
+        return self.registry.get(name)
+
     async def start(self) -> None:
         """Load and check all models, then accept requests, unless it is stopped meanwhile.
 
@@ -266,8 +273,6 @@ class Engine:
         Raises:
             LandmarkdError: Any kind of ``app.errors``.
         """
-        if not self.loaded.is_set():
-            raise NotReady("expected a ready service, got one that is loading its models")
         deadline = asyncio.get_running_loop().time() + timeout_s
         look = partial(self._forecast, content, model, selection, heatmaps)
         needs = needs or await self._look(look, content, client, deadline)

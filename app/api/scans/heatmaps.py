@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.api.dependencies import CallDep, TimeLimit, request_timeout_s, timed_response
 from app.api.openapi import HEATMAPS_CONTENT, UPLOAD_BODY, headers
-from app.api.scans.reception import ReceivedScan, ScanQuery, choose_model, receive_scan, scan_router
+from app.api.scans.reception import ReceivedScan, ScanQuery, receive_scan, scan_router
 from app.api.upload.receive import cancel_on_disconnect
 from app.errors import BadParameter
 from app.inference import timing_of, write_scan_heatmaps
@@ -44,7 +44,7 @@ async def make_heatmaps(call: CallDep, query: Annotated[HeatmapsQuery, Query()])
     A value is near the network's probability where its votes agree, and 0 where there are none. One
     landmark is an array of three axes; all of them are the fourth, in the order of the model's.
     """
-    model = choose_model(call, query)
+    model = call.engine.choose_model(query.model)
     chosen = _choose(query.landmark, model)
     timeout_s = request_timeout_s(query.timeout_s, call.shared.settings)
     heatmaps = 1 if isinstance(chosen, int) else len(chosen)

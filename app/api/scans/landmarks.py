@@ -29,7 +29,6 @@ from app.api.scans.jobs import JobQuery, accept_job, make_order
 from app.api.scans.reception import (
     SCAN_PROBLEMS,
     ReceivedScan,
-    choose_model,
     receive_scan,
     scan_router,
 )
@@ -101,7 +100,7 @@ async def find_landmarks(call: CallDep, query: Annotated[LandmarksQuery, Query()
     may_wait = isinstance(form, AnswerFormat) and not streams and _prefers_async(request.headers)
     jobs = shared.jobs if may_wait else None
     limit_s = NO_HURRY_S if jobs else request_timeout_s(query.timeout_s, shared.settings)
-    model = choose_model(call, query)
+    model = call.engine.choose_model(query.model)
     scan = await receive_scan(call, query, model, timeout_s=limit_s)
     find = partial(_find, scan, candidates=query.candidates)
     if not isinstance(form, AnswerFormat):

@@ -13,7 +13,6 @@ from app.api.openapi import problems
 from app.api.upload.kinds import SCAN
 from app.api.upload.receive import read_upload
 from app.engine import Progress, ignore
-from app.errors import NotReady
 from app.inference import Detection, Forecast
 from app.io import Content
 from app.model import LoadedModel
@@ -111,6 +110,7 @@ async def receive_scan(
     Raises:
         LandmarkdError: As ``read_upload`` and ``Engine.precheck``.
     """
+    call.record.model = model.manifest.name
     needs: Forecast | None = None
 
     def check_head(head: Content) -> None:
@@ -124,18 +124,3 @@ async def receive_scan(
     call.shared.metrics.stages.labels("receive").observe(call.receive_ms / 1e3)
     deadline = asyncio.get_running_loop().time() + timeout_s
     return ReceivedScan(call, content, query, model, needs, heatmaps, deadline)
-
-
-def choose_model(call: Call, query: ScanQuery) -> LoadedModel:
-    """Return the model that a request asks for.
-
-    Raises:
-        NotReady: The service answers nothing now.
-        UnknownModel: There is no such model.
-    """
-    state = call.engine.readiness()
-    if not state.ready:
-        raise NotReady(f"expected a ready service, got one that is not: {state.reason}")
-    model = call.engine.registry.get(query.model)
-    call.record.model = model.manifest.name
-    return model

@@ -20,7 +20,6 @@ from app.api.dependencies import Call, CallDep, JobsDep, SharedDep, require_api_
 from app.api.openapi import UPLOAD_STATE, headers, problems
 from app.api.problems import TUS_VERSION
 from app.api.scans.jobs import JobQuery, make_order
-from app.api.scans.reception import choose_model
 from app.api.upload.receive import SLOW, allowed_s
 from app.api.upload.turns import Turns
 from app.errors import (
@@ -94,7 +93,9 @@ class Reception:
                 f"expected a file of at most {most} bytes, got {length}; the operator's limit is "
                 "LANDMARKD_MAX_INFLATED_BYTES"
             )
-        order = make_order(self._call, query, choose_model(self._call, query), form)
+        model = self._call.engine.choose_model(query.model)
+        self._call.record.model = model.manifest.name
+        order = make_order(self._call, query, model, form)
         return await self._write_files(partial(self._uploads.start, order, length))
 
     async def look(self, upload: str) -> OpenUpload:
