@@ -22,7 +22,7 @@ from numpy.testing import assert_allclose
 from app.api.dependencies import hash_key
 from app.inference.detector import Detector
 from app.inference.load import load_checked
-from app.io import markups_json
+from app.io import markups_json, read_landmarks
 from app.io.volume import read_volume
 from app.model.selfcheck import write_selfcheck
 from app.voting.votes import Votes
@@ -222,6 +222,10 @@ def test_page_on_python_keeps_a_case_and_registers_two_scans(
     assert len(fit.residual_mm) == 5
     assert fit.rms_mm <= fit.left_out_mm < 0.1
     assert (tmp_path / "after_to_before.tfm").exists()
+    moved = read_landmarks(tmp_path / "after.csv")
+    true = {one.name: one.ras_mm for one in variables["second"].landmarks if one.ras_mm is not None}
+    assert moved.keys() == true.keys()
+    assert_allclose([*moved.values()], [true[name] for name in moved], atol=0.1)
 
 
 def test_page_on_morphometrics_finds_components(folder: Path) -> None:

@@ -21,7 +21,6 @@ from app.io import (
     landmark_stem,
     list_shown,
     name_in_utf8,
-    read_landmarks,
     read_truth,
     read_volume,
     scan_stem,
@@ -151,14 +150,6 @@ def merged(cases: Iterable[SpecimenFiles]) -> Iterator[tuple[Path, Path]]:
             for made, path in zip(folders, (files.scan, files.landmarks), strict=True):
                 (made / path.name).symlink_to(path.resolve())
         yield folders
-
-
-def landmark_names(specimens: Sequence[SpecimenFiles]) -> list[str]:
-    """List all landmark names of the files, in order of first appearance."""
-    names: dict[str, None] = {}
-    for files in specimens:
-        names.update(dict.fromkeys(read_landmarks(files.landmarks)))
-    return list(names)
 
 
 def rows_of(points: Mapping[str, RasPoint | None], names: Sequence[str]) -> Points:

@@ -12,11 +12,13 @@ import numpy as np
 from rich.console import Console
 
 from app.compute.device import choose_device, fast_precisions
+from app.geometry import transform
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io import markups_json, read_landmarks, read_volume
 from app.model import WHOLE
-from app.training.data.specimens import SpecimenFiles, list_files, merged, pair_files, rows_of
+from app.shapes import register
+from app.training.data.specimens import SpecimenFiles, list_files, merged, pair_files
 from app.training.data.split import split
 from app.training.evaluate.comparison import case_losses
 from app.training.evaluate.outcomes import validate
@@ -24,7 +26,6 @@ from app.training.evaluate.spread import mean_interval
 from app.training.learn import LearnOptions, fine_tune, options_like
 from app.training.options import Options
 from app.training.pipeline import FIRST, check_and_report, train_network
-from app.training.tools.find_poses import POSES, find_pose
 from app.training.versions import prepare_next
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.scans import real_scans
@@ -122,7 +123,7 @@ def learning_skulls(run: Run) -> Iterator[Row]:
     split_at = UNSEEN_SKULLS - len(skulls.SKULLS)
     unseen = [files for files in posed if files.name in skulls.SKULLS] + others[:split_at]
     known, rest = others[split_at:][:KNOWN], others[split_at:][KNOWN:]
-    with _moved(run, folder / "unposed", 1 if run.fast else COUNTS[-1] - len(rest)) as moved:
+    with _moved(folder / "unposed", 1 if run.fast else COUNTS[-1] - len(rest)) as moved:
         is_fast = "bfloat16" in fast_precisions(choose_device("auto"))
         given = {**SKULLS, "precision": "bfloat16" if is_fast else "float32"}
         pool = _shuffled([*rest, *moved])
@@ -143,21 +144,22 @@ def _shuffled(files: Sequence[SpecimenFiles]) -> list[SpecimenFiles]:
 
 
 @contextmanager
-def _moved(run: Run, folder: Path, count: int) -> Iterator[list[SpecimenFiles]]:
+def _moved(folder: Path, count: int) -> Iterator[list[SpecimenFiles]]:
     """Move landmarks that lie in an atlas's frame into their scans, by the shipped model.
 
     Six numbers of a head come from a model that knows the others; no error is measured on them.
     """
-    poses = 1 if run.fast else POSES
     detector = Detector(load_checked(skulls.MODEL, choose_device("auto")))
-    names = [landmark.name for landmark in detector.model.manifest.landmarks]
     specimens = pair_files(folder / "scans", folder / "landmarks")
     with TemporaryDirectory() as moved:
         for files in [files for files in specimens if files.name != EXCHANGED][:count]:
-            points = rows_of(read_landmarks(files.landmarks), names)
-            pose = find_pose(detector, read_volume(files.scan.read_bytes()), points, poses)
+            placed = read_landmarks(files.landmarks)
+            answer = detector.detect(read_volume(files.scan.read_bytes())).landmarks
+            detected = {one.name: one.ras_mm for one in answer if one.status == "detected"}
+            into_scan = register(moving=detected, fixed=placed).fixed_to_moving
+            points = transform(into_scan, np.stack(list(placed.values())))
             path = Path(moved, files.landmarks.name)
-            path.write_text(markups_json(names, pose.points), encoding="utf-8")
+            path.write_text(markups_json(list(placed), points), encoding="utf-8")
         yield list_files(folder / "scans", Path(moved)).pairs()
 
 
