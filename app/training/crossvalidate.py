@@ -28,21 +28,20 @@ from app.training.data.folds import (
 from app.training.data.issues import LINE_NAMES, print_warning, shorten
 from app.training.evaluate.crossvalidation import PooledOutcomes, report_pooled, write_card_section
 from app.training.evaluate.outcomes import Outcome, measure, read_outcomes, write_outcomes
-from app.training.files import CHECKPOINT, FOLDS, OUTCOMES, REFINE
+from app.training.files import CHECKPOINT, FOLDS, OUTCOMES
 from app.training.fit.suggest import Choice
 from app.training.options import Options
 from app.training.pipeline import (
-    Stage,
     check_and_report,
     options_as_before,
+    plan_network,
     print_choices,
+    run,
 )
 from app.training.record import check_same, missing_of, read_record, refuse_finished, seen_by
 
 
-def crossvalidate(
-    options: Options, stage: Stage, console: Console, only_check: bool = False
-) -> bool:
+def crossvalidate(options: Options, console: Console, only_check: bool = False) -> bool:
     """Train a network once without each fold, measure it on that fold, and train it on all scans.
 
     Finished folds are not trained again, and an interrupted training is resumed.
@@ -56,12 +55,12 @@ def crossvalidate(
         BadParameter: There cannot be such folds.
     """
     if not only_check and options.fold is None:
-        refuse_finished(stage.folder(options))
+        refuse_finished(options.network_folder)
     checked = check_and_report(options, console)
-    folds = choose_folds(options, checked, stage.is_refine)
-    check_warm_start(options, folds, console, stage.is_refine)
+    folds = choose_folds(options, checked)
+    check_warm_start(options, folds, console)
     on_all = replace(options, hold_out=())
-    plan = stage.plan(on_all, checked)
+    plan = plan_network(on_all, checked)
     if (plan.folder / CHECKPOINT).exists():
         # Now, and not after hours of folds.
         check_same(plan.folder, plan.record, plan.folder)
@@ -74,22 +73,22 @@ def crossvalidate(
     every = range(1, len(folds.members) + 1)
     numbers: Sequence[int] = every if options.fold is None else [options.fold]
     for number in numbers:
-        if not train_fold(fixed, folds, number, stage, checked, console):
+        if not train_fold(fixed, folds, number, checked, console):
             return False
     if options.fold is not None:
         return True
-    pooled = pool_folds(options, folds, stage.is_refine)
+    pooled = pool_folds(options, folds)
     in_folds = folds.by_scan()
     files = [specimen.files for specimen in checked.specimens if specimen.name in in_folds]
     report_pooled(pooled, files, console)
     console.print(f"now {options.folder}, on all {len(folds.digests)} scans")
-    if not stage.run(on_all, plan, console):
+    if not run(plan, console):
         return False
     write_card_section(pooled)
     return True
 
 
-def choose_folds(options: Options, checked: CheckedData, is_refine: bool) -> Folds:
+def choose_folds(options: Options, checked: CheckedData) -> Folds:
     """Choose the folds; for a second network, take those of the first.
 
     Raises:
@@ -100,7 +99,7 @@ def choose_folds(options: Options, checked: CheckedData, is_refine: bool) -> Fol
         raise BadParameter("--fold: expected --folds beside it, the number of all folds")
     if options.hold_out:
         raise BadParameter("--folds holds out every scan in turn: expected no --validate beside it")
-    if is_refine:
+    if options.inner:
         folds = folds_of_first(options, checked, count)
     else:
         subject, train_only = options.subject, options.train_only
@@ -162,7 +161,7 @@ def fold_choice(folds: Folds) -> Choice:
     return Choice("--folds", str(len(folds.members)), f"each held out once{together}: {each}{rest}")
 
 
-def check_warm_start(options: Options, folds: Folds, console: Console, is_refine: bool) -> None:
+def check_warm_start(options: Options, folds: Folds, console: Console) -> None:
     """Refuse to start from weights that were trained on scans which a fold holds out.
 
     Raises:
@@ -172,7 +171,7 @@ def check_warm_start(options: Options, folds: Folds, console: Console, is_refine
     if start is None:
         return
     numbers = range(1, len(folds.members) + 1)
-    starts = [fold_start(options, folds, number, is_refine) or start for number in numbers]
+    starts = [fold_start(options, folds, number) or start for number in numbers]
     if start not in starts:
         unfinished = [str(path) for path in starts if not (path / OUTCOMES).exists()]
         if unfinished:
@@ -195,26 +194,21 @@ def check_warm_start(options: Options, folds: Folds, console: Console, is_refine
         print_warning(message, console)
 
 
-def fold_start(options: Options, folds: Folds, number: int, is_refine: bool) -> Path | None:
+def fold_start(options: Options, folds: Folds, number: int) -> Path | None:
     """Return whose weights a fold starts from: those of the same fold if the model has it."""
     start = options.start
     if start is None:
         return None
-    model = start.parent if is_refine else start
+    model = start.parent if options.inner else start
     other = read_folds(model)
     if other is None or other.members != folds.members:
         return start
     fold = other.folder(model, number)
-    return fold / start.name if is_refine else fold
+    return fold / start.name if options.inner else fold
 
 
 def train_fold(
-    options: Options,
-    folds: Folds,
-    number: int,
-    stage: Stage,
-    checked: CheckedData,
-    console: Console,
+    options: Options, folds: Folds, number: int, checked: CheckedData, console: Console
 ) -> bool:
     """Train without a fold and measure on it, unless that is done.
 
@@ -225,11 +219,11 @@ def train_fold(
         StartupError: It was started with something else.
     """
     names, folder = folds.members[number - 1], folds.folder(options.folder, number)
-    start = fold_start(options, folds, number, stage.is_refine)
+    start = fold_start(options, folds, number)
     fold_options = replace(options, folder=folder, hold_out=names, train_only=(), start=start)
     hidden = folds.excluded(number) - set(names)
     specimens = tuple(one for one in checked.specimens if one.name not in hidden)
-    plan = stage.plan(fold_options, replace(checked, specimens=specimens))
+    plan = plan_network(fold_options, replace(checked, specimens=specimens))
     done = (plan.folder / OUTCOMES).exists()
     if done or (plan.folder / CHECKPOINT).exists():
         check_same(plan.folder, plan.record, options.folder / FOLDS)
@@ -237,7 +231,7 @@ def train_fold(
     console.print(f"fold {number} of {len(folds.members)}: {state}", highlight=False)
     if done:
         return True
-    if not stage.run(fold_options, plan, console):
+    if not run(plan, console):
         return False
     detector = Detector(load_checked(folder, choose_device(options.device)))
     held_out = track([one.files for one in plan.split.held_out], "Detecting", console=console)
@@ -246,7 +240,7 @@ def train_fold(
     return True
 
 
-def pool_folds(options: Options, folds: Folds, is_refine: bool) -> PooledOutcomes:
+def pool_folds(options: Options, folds: Folds) -> PooledOutcomes:
     """Pool the outcomes of all folds.
 
     Raises:
@@ -256,9 +250,10 @@ def pool_folds(options: Options, folds: Folds, is_refine: bool) -> PooledOutcome
     failures: list[str] = []
     for number in range(1, len(folds.members) + 1):
         folder = folds.folder(options.folder, number)
-        measured = read_outcomes(folder / REFINE if is_refine else folder)
+        measured = read_outcomes(folder / options.inner)
         if measured is None:
             raise StartupError(f"expected {OUTCOMES} of fold {number} in {folder}, found none")
         outcomes += measured.outcomes
         failures += measured.failures
+    is_refine = bool(options.inner)
     return PooledOutcomes(options.folder, folds, tuple(outcomes), tuple(failures), is_refine)

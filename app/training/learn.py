@@ -29,9 +29,9 @@ from app.training.files import CHECKPOINT
 from app.training.fit.loop import Plan
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options
-from app.training.pipeline import check_and_report, make_plan, run_first, run_refine
+from app.training.pipeline import check_and_report, make_plan, run
 from app.training.recipe import Augmentation
-from app.training.record import find_changes, read_record, refuse_taken_back, seen_by
+from app.training.record import Record, find_changes, read_record, refuse_taken_back, seen_by
 from app.training.versions import (
     exclusive,
     find_unfinished,
@@ -323,8 +323,8 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
         BadParameter: The model cannot be trained here, or would be the version taken back.
     """
     plans = plan_networks(options, checked, chosen)
-    refuse_taken_back(options.start or options.folder, plans[0][1].record)
-    begun = [plan for _, plan in plans if (plan.folder / CHECKPOINT).exists()]
+    refuse_taken_back(options.start or options.folder, plans[0].record)
+    begun = [plan for plan in plans if (plan.folder / CHECKPOINT).exists()]
     if changes := [change for plan in begun for change in find_changes(plan.folder, plan.record)]:
         print_warning(
             "the training that was interrupted is not resumed but made anew, as it was started "
@@ -332,48 +332,45 @@ def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Co
             console,
         )
         prepare_next(options.start or options.folder)
-    runs = zip((run_first, run_refine), plans, strict=False)
-    return all(run(given, plan, console) for run, (given, plan) in runs)
+    return all(run(plan, console) for plan in plans)
 
 
-def plan_networks(
-    options: Options, checked: CheckedData, chosen: Split
-) -> list[tuple[Options, Plan]]:
+def plan_networks(options: Options, checked: CheckedData, chosen: Split) -> list[Plan]:
     """Make all choices for each network of a model, before any of them is trained.
 
     Their mean shapes stay: a few cases are no better ones, and second networks know one pose only.
 
     Returns:
-        The options and the plan of the first network, and of the second one if there is one.
+        That of the first network, and of the second one if there is one.
     """
     start = options.start or options.folder
     manifest = read_manifest(start)
     names = tuple(landmark.name for landmark in manifest.landmarks)
     suggested = suggest_recipe(options, checked)
-    plan = make_plan(options, options.folder, names, chosen, suggested, None)
-    plans = [(options, remember_held_out(plan, start))]
+    plan = make_plan(options, names, chosen, suggested, None)
+    plans = [replace(plan, record=remember_held_out(plan.record, start))]
     if manifest.refine is None:
         return plans
     inner = manifest.refine.folder
     start /= inner
     finer = read_manifest(start)
     common = _common(finer, read_record(start) or {}, options.rotation_deg)
-    options = replace(options, start=start, **common)
+    options = replace(options, inner=inner, start=start, **common)
     shape = load_shape(start, finer)
     if shape is None or finer.input.tile_shape == WHOLE:
         raise BadParameter(f"expected a second network with a mean shape, {start} has none")
     recipe, choices = suggest_refine_recipe(options, checked, manifest, shape.mean)
     recipe = replace(recipe, tile_shape=finer.input.tile_shape)
-    plan = make_plan(options, options.folder / inner, names, chosen, (recipe, choices), shape.mean)
-    return [*plans, (options, remember_held_out(plan, start))]
+    plan = make_plan(options, names, chosen, (recipe, choices), shape.mean)
+    return [*plans, replace(plan, record=remember_held_out(plan.record, start))]
 
 
-def remember_held_out(plan: Plan, start: Path) -> Plan:
+def remember_held_out(record: Record, start: Path) -> Record:
     """Record what was held out for the version before, too, where it is not at hand this time.
 
     Else it would be trained on as soon as it is.
     """
-    record, before = plan.record, read_record(start) or {}
+    before = read_record(start) or {}
     known = {*record.train, *record.held_out}
     more = (name for name in before.get("held_out", ()) if name not in known)
-    return replace(plan, record=replace(record, held_out=(*record.held_out, *more)))
+    return replace(record, held_out=(*record.held_out, *more))

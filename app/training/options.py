@@ -30,6 +30,7 @@ class Options:
         scans: Folder of scans.
         landmarks: Folder of landmark files.
         folder: Model folder to write; that of the first network, if a second one is trained.
+        inner: Folder of that one within it, such as ``refine``; empty: the first one is trained.
         hold_out: Names of the scans to validate on; None: a fifth of them is chosen.
         tile: Edge of the tiles in voxels, or "whole"; None: from the data.
         mirror: Whether to train on mirror images as well.
@@ -75,6 +76,12 @@ class Options:
     fold: int | None = None
     subject: str | None = None
     train_only: tuple[str, ...] = ()
+    inner: str = ""
+
+    @property
+    def network_folder(self) -> Path:
+        """Model folder of the network that is trained."""
+        return self.folder / self.inner
 
 
 def read_names(text: str | None) -> tuple[str, ...] | None:

@@ -4,11 +4,11 @@ A model has one network or two. The first sees scans as they come; the second, i
 ``refine`` within the first one's, sees the subject closer, in the pose that the first has found.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from app.training.data.mirror import with_mirror_images
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
 from app.training.data.split import Split, split
 from app.training.data.summary import SpecimenSummary
-from app.training.files import CHECKPOINT, RECORD, REFINE, refuse_damaged
+from app.training.files import CHECKPOINT, RECORD, refuse_damaged
 from app.training.fit.canonical_pose import (
     fit_pose,
     has_pose,
@@ -52,28 +52,7 @@ from app.training.recipe import Recipe
 from app.training.record import Record, missing_of, read_record, refuse_finished, seen_by
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """How one of a model's networks is trained.
-
-    Attributes:
-        plan: Makes all choices of a training.
-        run: Trains; returns whether it was not interrupted.
-        is_refine: Whether it is the second network, which is measured together with the first.
-    """
-
-    plan: Callable[[Options, CheckedData], Plan]
-    run: Callable[[Options, Plan, Console], bool]
-    is_refine: bool
-
-    def folder(self, options: Options) -> Path:
-        """Return the model folder of the network that is trained."""
-        return options.folder / REFINE if self.is_refine else options.folder
-
-
-def train_network(
-    options: Options, stage: Stage, console: Console, only_check: bool = False
-) -> bool:
+def train_network(options: Options, console: Console, only_check: bool = False) -> bool:
     """Check the data and train one of a model's networks; False if that was interrupted.
 
     Raises:
@@ -82,40 +61,29 @@ def train_network(
         BadParameter: The options do not fit each other, the data or the first network.
         ModelRefused: The first network's folder breaks the contract.
     """
-    if stage.is_refine:
+    if options.inner:
         read_manifest(options.folder)  # Before all data are read, which may take minutes.
     if not only_check:
-        refuse_finished(stage.folder(options))
-    plan = stage.plan(options, check_and_report(options, console))
+        refuse_finished(options.network_folder)
+    plan = plan_network(options, check_and_report(options, console))
     print_choices(console, plan.split, plan.choices)
-    return only_check or stage.run(options, plan, console)
+    return only_check or run(plan, console)
 
 
-def plan_first(options: Options, checked: CheckedData) -> Plan:
-    """Make all choices for the first network; see ``train_network``."""
+def plan_network(options: Options, checked: CheckedData) -> Plan:
+    """Make all choices for one of a model's networks; see ``train_network``."""
+    return _plan_second(options, checked) if options.inner else _plan_first(options, checked)
+
+
+def _plan_first(options: Options, checked: CheckedData) -> Plan:
     record = resumable_record(options.folder)
     chosen = split_as_before(options, checked, record)
     recipe, choices = suggest_recipe(options_as_before(options, record), checked)
     mean = mean_of(chosen.train, checked.names) if recipe.sees == "whole" else None
-    return make_plan(options, options.folder, checked.names, chosen, (recipe, choices), mean)
+    return make_plan(options, checked.names, chosen, (recipe, choices), mean)
 
 
-def run_first(options: Options, plan: Plan, console: Console) -> bool:
-    """Read the specimens of a plan, and train the first network."""
-    names, recipe = plan.record.landmarks, plan.record.recipe
-    files = with_progress([one.files for one in plan.split.train], "Preparing", console)
-    with memory_of(options):
-        specimens: Sequence[Specimen] = [
-            load_specimen(one, names, recipe.spacing_mm, recipe.intensity, recipe.missing)
-            for one in files
-        ]
-        if options.mirror:
-            specimens = with_mirror_images(specimens, mean_of(plan.split.train, names))
-        return train(new_network(options, plan.record, console), plan, specimens, console)
-
-
-def plan_refine(options: Options, checked: CheckedData) -> Plan:
-    """Make all choices for the second network; see ``train_network``."""
+def _plan_second(options: Options, checked: CheckedData) -> Plan:
     first = read_manifest(options.folder)
     if not first.input.intensity.has_window:
         raise BadParameter(
@@ -123,7 +91,6 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
             f"both networks share, got {first.input.intensity.method}"
         )
     names = tuple(landmark.name for landmark in first.landmarks)
-    folder = options.folder / REFINE
     unknown = set(checked.names) - set(names)
     if unknown:
         raise BadParameter(f"expected landmarks of {first.name}, got also {sorted(unknown)}")
@@ -133,7 +100,7 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
             f"expected at least {MIN_LANDMARKS} landmarks that keep a constellation, as a pose "
             "follows from that; these are fewer or keep none"
         )
-    record = resumable_record(folder)
+    record = resumable_record(options.network_folder)
     chosen = split_like_first(options, checked, record)
     mean = mean_of(chosen.train, names)
     if mean is None:
@@ -154,37 +121,44 @@ def plan_refine(options: Options, checked: CheckedData) -> Plan:
     # As for the first network; or as before, as it has not always been so.
     options = replace(options, missing=missing_of(record or read_record(options.folder)))
     suggested = suggest_refine_recipe(options_as_before(options, record), checked, first, mean)
-    return make_plan(options, folder, names, chosen, suggested, mean)
+    return make_plan(options, names, chosen, suggested, mean)
 
 
-def run_refine(options: Options, plan: Plan, console: Console) -> bool:
-    """Read the specimens of a plan, bring them into its frame, and train the second network."""
-    names, recipe, mean = plan.record.landmarks, plan.record.recipe, plan.mean
-    if mean is None:
-        raise ValueError("expected a plan with a mean shape, got none")
-    coarse_mm = min(read_manifest(options.folder).input.spacing_mm)
-    # Kept cases and mirror images may have fewer landmarks than the plan's scans.
-    known = [one for one in plan.split.train if has_pose(one.rows(names), mean)]
-    # In mm of the subject, as in service: a grid is coarser in one that is larger than the mean.
-    spacings = [fit_pose(one.rows(names), mean).scale * recipe.spacing_mm for one in known]
-    files = with_progress([one.files for one in known], "Preparing", console)
-    with memory_of(options):
-        specimens: Sequence[Specimen] = [
-            load_specimen(one, names, float(mm), recipe.intensity, recipe.missing, coarse_mm)
-            for one, mm in zip(files, spacings, strict=True)
-        ]
-        if options.mirror:
-            specimens = with_mirror_images(specimens, mean)
-        posed = [pose_specimen(one, mean) for one in specimens if has_pose(one.points, mean)]
-        return train(new_network(options, plan.record, console), plan, posed, console)
+def run(plan: Plan, console: Console) -> bool:
+    """Read the specimens of a plan, and train its network; False if that was interrupted."""
+    with _memory_of(plan.options):
+        specimens = _read_specimens(plan, console)
+        return train(_new_network(plan, console), plan, specimens, console)
 
 
-FIRST: Final = Stage(plan_first, run_first, is_refine=False)
-SECOND: Final = Stage(plan_refine, run_refine, is_refine=True)
+def _read_specimens(plan: Plan, console: Console) -> Sequence[Specimen]:
+    """Read what a network is trained on: for a second one, in the frame of its mean shape."""
+    options, names, recipe = plan.options, plan.record.landmarks, plan.record.recipe
+    frame = plan.mean if recipe.sees == "posed" else None
+    chosen, coarse_mm = plan.split.train, None
+    spacings = [recipe.spacing_mm] * len(chosen)
+    if frame is not None:
+        # Kept cases and mirror images may have fewer landmarks than the plan's scans.
+        chosen = tuple(one for one in chosen if has_pose(one.rows(names), frame))
+        # In mm of the subject, as in service: a grid is coarser in one larger than the mean.
+        scales = (fit_pose(one.rows(names), frame).scale for one in chosen)
+        spacings = [float(scale * recipe.spacing_mm) for scale in scales]
+        coarse_mm = min(read_manifest(options.folder).input.spacing_mm)
+    files = with_progress([one.files for one in chosen], "Preparing", console)
+    specimens: Sequence[Specimen] = [
+        load_specimen(one, names, mm, recipe.intensity, recipe.missing, coarse_mm)
+        for one, mm in zip(files, spacings, strict=True)
+    ]
+    if options.mirror:
+        mean = mean_of(chosen, names) if frame is None else frame
+        specimens = with_mirror_images(specimens, mean)
+    if frame is None:
+        return specimens
+    return [pose_specimen(one, frame) for one in specimens if has_pose(one.points, frame)]
 
 
 @contextmanager
-def memory_of(options: Options) -> Iterator[None]:
+def _memory_of(options: Options) -> Iterator[None]:
     """Turn what torch and Python raise when memory runs out into an error that says what helps.
 
     Raises:
@@ -289,7 +263,6 @@ def held_out_of(record: dict[str, Any], checked: CheckedData) -> list[str]:
 
 def make_plan(
     options: Options,
-    folder: Path,
     names: tuple[str, ...],
     chosen: Split,
     suggested: tuple[Recipe, list[Choice]],
@@ -303,7 +276,7 @@ def make_plan(
     """
     recipe, choices = suggested
     check_window(recipe.intensity, [*chosen.train, *chosen.held_out])
-    check_exportable(folder, recipe, names, mean)
+    check_exportable(options.network_folder, recipe, names, mean)
     before = read_record(options.start) if options.start else None
     voxels = {specimen.digest for specimen in chosen.train}
     record = Record(
@@ -317,7 +290,7 @@ def make_plan(
         voxels=tuple(sorted(voxels.union((before or {}).get("voxels", ())))),
         start=hash_weights(options.start) if options.start else None,
     )
-    return Plan(folder, chosen, tuple(choices), mean, record)
+    return Plan(options, chosen, tuple(choices), mean, record)
 
 
 def mean_of(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -> Points | None:
@@ -328,12 +301,13 @@ def mean_of(specimens: Sequence[SpecimenSummary], names: Sequence[str]) -> Point
     return mean_shape(rows)
 
 
-def new_network(options: Options, record: Record, console: Console) -> nn.Module:
+def _new_network(plan: Plan, console: Console) -> nn.Module:
     """Build the network to train, with fresh weights or those of another model, on its device.
 
     Raises:
         BadParameter: The other model's weights do not fit.
     """
+    options, record = plan.options, plan.record
     torch.manual_seed(record.recipe.seed)
     network = build_network(record.recipe, len(record.landmarks))
     if options.start is not None:

@@ -16,6 +16,7 @@ from app.training.cli.arguments import (
     make_console,
     prepare,
 )
+from app.training.files import REFINE
 
 if TYPE_CHECKING:
     from app.training.options import Options
@@ -274,7 +275,7 @@ def train(
         steps=steps, batch=batch, rate=rate, seed=seed, precision=precision, mirror=mirror,
         scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade, reflect=reflect,
         field=field, cut_margin=cut_margin,
-    ), check, second=False)  # fmt: skip
+    ), check)  # fmt: skip
 
 
 def refine(
@@ -320,8 +321,8 @@ def refine(
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
         steps=steps, batch=batch, rate=rate, seed=seed, precision=precision,
         mirror=mirror, cuts=cuts, cut_margin=cut_margin, start=start,
-        scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade,
-    ), check, second=True)  # fmt: skip
+        scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade, inner=REFINE,
+    ), check)  # fmt: skip
 
 
 def _folder(output: Path | None, check: bool) -> Path:
@@ -341,13 +342,13 @@ def _folder(output: Path | None, check: bool) -> Path:
     return folder
 
 
-def _train(options: "Options", check: bool, *, second: bool) -> None:
+def _train(options: "Options", check: bool) -> None:
     """Train the first or second network of a model; exit with 130 if interrupted."""
     from app.training.crossvalidate import crossvalidate
-    from app.training.pipeline import FIRST, SECOND, train_network
+    from app.training.pipeline import train_network
 
     crossed = options.folds is not None or options.fold is not None
     run, console = crossvalidate if crossed else train_network, make_console()
-    if not run(options, SECOND if second else FIRST, console, only_check=check):
+    if not run(options, console, only_check=check):
         console.print(SAVED)
         raise typer.Exit(INTERRUPTED)

@@ -34,6 +34,7 @@ from app.training.fit.losses import make_targets, vote_loss
 from app.training.fit.progress import TrainingProgress
 from app.training.fit.suggest import Choice
 from app.training.fit.truncation import draw_axis, draw_normal, trim, truncate
+from app.training.options import Options
 from app.training.recipe import Recipe
 from app.training.record import Record
 
@@ -57,7 +58,7 @@ class Plan:
     """A training with all choices made.
 
     Attributes:
-        folder: The model folder of the network that is trained.
+        options: What was asked of it.
         split: Training and held-out specimens.
         choices: The reasons for what the options left open.
         mean: Mean shape of the training specimens; None for a network that sees parts of scans, in
@@ -65,11 +66,16 @@ class Plan:
         record: What the training is started with: landmarks, and every number.
     """
 
-    folder: Path
+    options: Options
     split: Split
     choices: tuple[Choice, ...]
     mean: Points | None
     record: Record
+
+    @property
+    def folder(self) -> Path:
+        """The model folder of the network that is trained."""
+        return self.options.network_folder
 
 
 def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console: Console) -> bool:

@@ -25,7 +25,7 @@ from app.training.evaluate.outcomes import validate
 from app.training.evaluate.spread import mean_interval
 from app.training.learn import LearnOptions, fine_tune, options_like
 from app.training.options import Options
-from app.training.pipeline import FIRST, check_and_report, train_network
+from app.training.pipeline import check_and_report, train_network
 from app.training.versions import prepare_next
 from tests.benchmarks.harness import Limit, Row, Run
 from tests.benchmarks.scans import real_scans
@@ -200,7 +200,7 @@ def _train(folder: Path, cohort: Cohort, cases: Sequence[SpecimenFiles], steps: 
             filters=(24, 48, 96, 128), stride=2, steps=steps, batch=None, rate=RATE, seed=1,
             start=None, device="auto", strict=False, **cohort.options,
         )  # fmt: skip
-        train_network(options, FIRST, QUIET)
+        train_network(options, QUIET)
     return folder
 
 

@@ -7,9 +7,7 @@ import pytest
 from rich.console import Console
 
 from app.errors import BadParameter
-from app.training.data.split import Split
 from app.training.files import RECORD
-from app.training.fit.loop import Plan
 from app.training.learn import LearnOptions, learn, remember_held_out
 from app.training.recipe import Recipe
 from app.training.record import Record
@@ -38,6 +36,5 @@ def test_what_was_held_out_stays_so_while_it_is_not_at_hand(tmp_path: Path) -> N
     """A version learned without --with names the old scans that no later one may be trained on."""
     (tmp_path / RECORD).write_text(json.dumps({"held_out": ["old", "kept", "trained"]}))
     record = Record(Recipe(1.0, 5.0), ("a",), ("trained", "new"), ("kept", "more"), mirror=False)
-    plan = Plan(tmp_path, Split((), (), ""), (), None, record)
-    assert remember_held_out(plan, tmp_path).record.held_out == ("kept", "more", "old")
-    assert remember_held_out(plan, tmp_path / "none") == plan
+    assert remember_held_out(record, tmp_path).held_out == ("kept", "more", "old")
+    assert remember_held_out(record, tmp_path / "none") == record
