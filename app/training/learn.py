@@ -261,8 +261,6 @@ def options_like(options: LearnOptions, scans: Path, landmarks: Path, folder: Pa
     """
     manifest = read_manifest(options.folder)
     record = read_record(options.folder) or {}
-    upright = UPRIGHT_DEG if manifest.input.upright else 180.0
-    common = _common(manifest, record, upright)
     return Options(
         scans=scans,
         landmarks=landmarks,
@@ -277,11 +275,11 @@ def options_like(options: LearnOptions, scans: Path, landmarks: Path, folder: Pa
         device=options.device,
         strict=False,
         intensity=manifest.input.intensity,
-        **common,
+        **_common(manifest, record),
     )
 
 
-def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) -> dict[str, Any]:
+def _common(manifest: Manifest, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that each of a model's networks has for itself."""
     filters = manifest.network.arguments.get("filters")
     if not isinstance(filters, list):
@@ -289,8 +287,8 @@ def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) 
             f"expected a model that landmarkd train has made, {manifest.name} is of another kind"
         )
     recipe = record.get("recipe", {})
-    random = {"rotation_deg": rotation_deg} | recipe.get("augmentation", {})
-    bounds = {one.name for one in fields(Augmentation)}
+    random = {"rotation_deg": UPRIGHT_DEG} if manifest.input.upright else {}
+    random |= recipe.get("augmentation", {})
     return {
         "spacing_mm": min(manifest.input.spacing_mm),
         "radius_mm": manifest.voting.radius_mm,
@@ -300,8 +298,10 @@ def _common(manifest: Manifest, record: Mapping[str, Any], rotation_deg: float) 
         "missing": recipe.get("missing", "unknown"),
         "cuts": recipe.get("cuts", 0.0),
         "cut_margin": recipe.get("cut_margin", 0.0),
-    } | {
-        one.name: random.get(one.name, one.default) for one in fields(Options) if one.name in bounds
+        # Those of an older release may have others, too.
+        "augmentation": {
+            one.name: random[one.name] for one in fields(Augmentation) if one.name in random
+        },
     }
 
 
@@ -354,7 +354,7 @@ def plan_networks(options: Options, checked: CheckedData, chosen: Split) -> list
     inner = manifest.refine.folder
     start /= inner
     finer = read_manifest(start)
-    common = _common(finer, read_record(start) or {}, options.rotation_deg)
+    common = _common(finer, read_record(start) or {})
     options = replace(options, inner=inner, start=start, **common)
     shape = load_shape(start, finer)
     if shape is None or finer.input.tile_shape == WHOLE:

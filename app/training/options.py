@@ -1,8 +1,9 @@
 """What the command line asked of a training; None leaves a choice to the data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from app.errors import BadParameter
 from app.model import WHOLE, IntensitySpec
@@ -24,7 +25,7 @@ BOUNDED: Final = ("percentile", "window")
 class Options:
     """The options of ``landmarkd train`` and ``landmarkd refine``.
 
-    The others are those of ``Recipe`` and ``Augmentation``, where they are described.
+    The others are those of ``Recipe``, where they are described.
 
     Attributes:
         scans: Folder of scans.
@@ -35,6 +36,7 @@ class Options:
         tile: Edge of the tiles in voxels, or "whole"; None: from the data.
         mirror: Whether to train on mirror images as well.
         start: Model folder whose weights to start from.
+        augmentation: Values of ``Augmentation`` by name, in place of what follows from the data.
         device: As the command names it.
         strict: Whether warnings about the data stop the training.
         folds: Number of folds of a cross-validation; None: none.
@@ -61,13 +63,7 @@ class Options:
     device: str
     strict: bool
     precision: Precision | None = None
-    rotation_deg: float = 180.0
-    scale: float | None = None
-    elastic_mm: float | None = None
-    contrast: float = 0.0
-    degrade: float = 0.0
-    reflect: float = 0.0
-    field: float = 1.0
+    augmentation: Mapping[str, Any] = field(default_factory=dict)
     missing: Missing = "unknown"
     intensity: IntensitySpec | None = None
     cuts: float = 0.0

@@ -270,11 +270,14 @@ def train(
         scans, landmarks, _folder(output, check), device=device, strict=strict, missing=missing,
         hold_out=options.read_names(validate), train_only=options.read_names(train_only) or (),
         folds=folds, fold=fold, subject=subject, spacing_mm=spacing, radius_mm=radius, cuts=cuts,
-        tile=options.read_tile(tile), filters=options.read_filters(filters), rotation_deg=rotation,
-        stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity), start=start,
+        tile=options.read_tile(tile), filters=options.read_filters(filters), start=start,
+        stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity),
         steps=steps, batch=batch, rate=rate, seed=seed, precision=precision, mirror=mirror,
-        scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade, reflect=reflect,
-        field=field, cut_margin=cut_margin,
+        cut_margin=cut_margin,
+        augmentation=_given(
+            rotation_deg=rotation, scale=scale, elastic_mm=elastic, contrast=contrast,
+            degrade=degrade, reflect=reflect, field=field,
+        ),
     ), check)  # fmt: skip
 
 
@@ -321,8 +324,16 @@ def refine(
         filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
         steps=steps, batch=batch, rate=rate, seed=seed, precision=precision,
         mirror=mirror, cuts=cuts, cut_margin=cut_margin, start=start,
-        scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade, inner=REFINE,
+        inner=REFINE,
+        augmentation=_given(
+            scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade
+        ),
     ), check)  # fmt: skip
+
+
+def _given(**values: float | None) -> dict[str, float]:
+    """Leave out what is left to the network's own default."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _folder(output: Path | None, check: bool) -> Path:

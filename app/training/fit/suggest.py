@@ -85,22 +85,20 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
     recipe = replace(
         _base_recipe(options, spacing),
         sees="whole" if whole else "tiles",
-        augmentation=_adapt(
+        augmentation=replace(
             Augmentation(
-                rotation_deg=options.rotation_deg,
                 shift_mm=SHIFT_VOXELS * spacing,
                 elastic_mm=ELASTIC_VOXELS * spacing,
                 place="middle" if whole else "anywhere",
-                field=options.field,
             ),
-            options,
+            **options.augmentation,
         ),
     )
     if whole:
         recipe = replace(recipe, tile_shape=_whole_shape(recipe, checked.specimens))
     else:
         edge = int(tile)
-        if options.field > 1.0:
+        if recipe.augmentation.field > 1.0:
             raise BadParameter("--field: expected a network that sees scans whole, got tiles")
         if edge % recipe.divisor:
             raise BadParameter(
@@ -148,13 +146,13 @@ def suggest_refine_recipe(
         recipe,
         sees="posed",
         tile_shape=(i, j, k),
-        augmentation=_adapt(
-            replace(
-                POSE_ERRORS,
-                shift_mm=POSE_SHIFT_VOXELS * spacing,
-                elastic_mm=POSE_ELASTIC_VOXELS * spacing,
-            ),
-            options,
+        augmentation=replace(
+            POSE_ERRORS,
+            **{
+                "shift_mm": POSE_SHIFT_VOXELS * spacing,
+                "elastic_mm": POSE_ELASTIC_VOXELS * spacing,
+                **options.augmentation,
+            },
         ),
         intensity=first.input.intensity,
     )
@@ -235,18 +233,6 @@ def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
         intensity=options.intensity or PERCENTILES,
         cuts=options.cuts,
         cut_margin=options.cut_margin,
-    )
-
-
-def _adapt(augmentation: Augmentation, options: Options) -> Augmentation:
-    """Take the random changes that the options name."""
-    return replace(
-        augmentation,
-        scale=augmentation.scale if options.scale is None else options.scale,
-        elastic_mm=augmentation.elastic_mm if options.elastic_mm is None else options.elastic_mm,
-        contrast=options.contrast,
-        degrade=options.degrade,
-        reflect=options.reflect,
     )
 
 

@@ -52,14 +52,16 @@ TUNING_RATE: Final = 5e-4
 QUIET: Final = Console(quiet=True)
 
 SPINES: Final[Mapping[str, Any]] = {
-    "spacing_mm": 4.0, "radius_mm": 16.0, "mirror": True, "rotation_deg": 25.0, "scale": 0.2,
-    "elastic_mm": 3.0, "contrast": 0.6, "reflect": 0.3, "cuts": 0.5,
+    "spacing_mm": 4.0, "radius_mm": 16.0, "mirror": True, "cuts": 0.5,
+    "augmentation": {
+        "rotation_deg": 25.0, "scale": 0.2, "elastic_mm": 3.0, "contrast": 0.6, "reflect": 0.3,
+    },
 }  # fmt: skip
 """As the card of lumbar-mri says for its first network."""
 
 SKULLS: Final[Mapping[str, Any]] = {
-    "spacing_mm": 0.42, "radius_mm": 2.1, "mirror": False, "scale": 0.15, "elastic_mm": 0.25,
-    "cuts": 0.3,
+    "spacing_mm": 0.42, "radius_mm": 2.1, "mirror": False, "cuts": 0.3,
+    "augmentation": {"scale": 0.15, "elastic_mm": 0.25},
 }  # fmt: skip
 """As the card of mouse-skull says for its first network."""
 
