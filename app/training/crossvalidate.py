@@ -187,7 +187,7 @@ def check_warm_start(options: Options, folds: Folds, console: Console) -> None:
             f"--start with --folds: expected weights that were trained on none of these scans, or "
             f"a model with the same folds; {start} was trained on {shorten(leaked)}"
         )
-    if record is None:
+    if not record:
         message = (
             f"nothing says what {start} was trained on: if on these scans, the errors mean nothing"
         )

@@ -191,7 +191,7 @@ def hold_out(
             f"--validate: expected names of scans that --with gives, found none named "
             f"{shorten(unknown)}"
         )
-    record = read_record(options.folder) or {}
+    record = read_record(options.folder)
     trained = {again.get(name, name) for name in seen_by(record)}
     trained.update(find_leaked(options.folder, [*kept, *old]))
     before = {again.get(name, name) for name in record.get("held_out", ())} - trained
@@ -260,7 +260,6 @@ def options_like(options: LearnOptions, scans: Path, landmarks: Path, folder: Pa
         BadParameter: It is not one that is trained here.
     """
     manifest = read_manifest(options.folder)
-    record = read_record(options.folder) or {}
     return Options(
         scans=scans,
         landmarks=landmarks,
@@ -275,7 +274,7 @@ def options_like(options: LearnOptions, scans: Path, landmarks: Path, folder: Pa
         device=options.device,
         strict=False,
         intensity=manifest.input.intensity,
-        **_common(manifest, record),
+        **_common(manifest, read_record(options.folder)),
     )
 
 
@@ -354,7 +353,7 @@ def plan_networks(options: Options, checked: CheckedData, chosen: Split) -> list
     inner = manifest.refine.folder
     start /= inner
     finer = read_manifest(start)
-    common = _common(finer, read_record(start) or {})
+    common = _common(finer, read_record(start))
     options = replace(options, inner=inner, start=start, **common)
     shape = load_shape(start, finer)
     if shape is None or finer.input.tile_shape == WHOLE:
@@ -370,7 +369,7 @@ def remember_held_out(record: Record, start: Path) -> Record:
 
     Else it would be trained on as soon as it is.
     """
-    before = read_record(start) or {}
     known = {*record.train, *record.held_out}
+    before = read_record(start)
     more = (name for name in before.get("held_out", ()) if name not in known)
     return replace(record, held_out=(*record.held_out, *more))

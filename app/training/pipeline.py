@@ -206,14 +206,14 @@ def print_choices(console: Console, chosen: Split, choices: Sequence[Choice]) ->
     console.print(choice_table([Choice("--validate", names, chosen.reason), *choices]))
 
 
-def resumable_record(folder: Path) -> dict[str, Any] | None:
-    """Read the record of a training that can be resumed; None if there is none."""
-    return read_record(folder) if (folder / CHECKPOINT).exists() else None
+def resumable_record(folder: Path) -> dict[str, Any]:
+    """Read the record of a training that can be resumed; empty if there is none."""
+    return read_record(folder) if (folder / CHECKPOINT).exists() else {}
 
 
-def options_as_before(options: Options, record: dict[str, Any] | None) -> Options:
+def options_as_before(options: Options, record: dict[str, Any]) -> Options:
     """Fill in what the options leave open from the record of the training that is resumed."""
-    if record is None:
+    if not record:
         return options
     with refuse_damaged(options.folder / RECORD):
         recipe = record["recipe"]
@@ -228,25 +228,23 @@ def options_as_before(options: Options, record: dict[str, Any] | None) -> Option
         )
 
 
-def split_as_before(options: Options, checked: CheckedData, record: dict[str, Any] | None) -> Split:
+def split_as_before(options: Options, checked: CheckedData, record: dict[str, Any]) -> Split:
     """Hold out the scans that the options name, or else those of the training that is resumed."""
     if options.hold_out is not None:
         return split(checked.specimens, options.hold_out, "given", options.train_only)
-    if record is not None:
+    if record:
         before = held_out_of(record, checked)
         return split(checked.specimens, before, "as before", options.train_only)
     return split(checked.specimens, None, train_only=options.train_only, subject=options.subject)
 
 
-def split_like_first(
-    options: Options, checked: CheckedData, record: dict[str, Any] | None
-) -> Split:
+def split_like_first(options: Options, checked: CheckedData, record: dict[str, Any]) -> Split:
     """Hold out the scans that the first network was not trained on, unless others are named."""
     first = read_record(options.folder)
     chosen = split_as_before(options, checked, record)
-    if options.hold_out is not None or record is not None:
+    if options.hold_out is not None or record:
         return chosen
-    if first is not None:
+    if first:
         names = held_out_of(first, checked)
         reason = "those of the first network"
         return split(checked.specimens, names, reason, options.train_only)
@@ -277,7 +275,7 @@ def make_plan(
     recipe, choices = suggested
     check_window(recipe.intensity, [*chosen.train, *chosen.held_out])
     check_exportable(options.network_folder, recipe, names, mean)
-    before = read_record(options.start) if options.start else None
+    before = read_record(options.start) if options.start else {}
     voxels = {specimen.digest for specimen in chosen.train}
     record = Record(
         recipe=recipe,
@@ -287,7 +285,7 @@ def make_plan(
         mirror=options.mirror,
         seen_before=tuple(sorted(seen_by(before))),
         digests=content_digests(chosen.train),
-        voxels=tuple(sorted(voxels.union((before or {}).get("voxels", ())))),
+        voxels=tuple(sorted(voxels.union(before.get("voxels", ())))),
         start=hash_weights(options.start) if options.start else None,
     )
     return Plan(options, chosen, tuple(choices), mean, record)

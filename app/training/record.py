@@ -71,28 +71,27 @@ class _Table(TypedDict, total=False):
     start: str | None
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """Read the record of a folder; None if it has none.
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the record of a folder; empty if it has none.
 
     Raises:
         StartupError: It is damaged.
     """
     path = folder / RECORD
     if not path.exists():
-        return None
+        return {}
     with refuse_damaged(path):
         return {**TypeAdapter(_Table).validate_json(path.read_bytes())}
 
 
-def seen_by(record: Mapping[str, Any] | None) -> set[str]:
+def seen_by(record: Mapping[str, Any]) -> set[str]:
     """List the specimens that the weights of a record have learned from, in any training."""
-    found = record or {}
-    return {*found.get("train", ()), *found.get("seen_before", ())}
+    return {*record.get("train", ()), *record.get("seen_before", ())}
 
 
-def missing_of(record: Mapping[str, Any] | None) -> Missing:
+def missing_of(record: Mapping[str, Any]) -> Missing:
     """Return how a landmark without a position counted in the training of a record."""
-    recipe = (record or {}).get("recipe", {})
+    recipe = record.get("recipe", {})
     return "absent" if recipe.get("missing") == "absent" else "unknown"
 
 
@@ -131,7 +130,7 @@ def refuse_taken_back(folder: Path, record: Record) -> None:
     """
     if (aside := find_taken_back(folder)) is None:
         return
-    held_out = (read_record(aside) or {}).get("held_out", ())
+    held_out = read_record(aside).get("held_out", ())
     if not find_changes(aside, replace(record, held_out=tuple(held_out))):
         raise BadParameter(
             "expected other cases or options than those of the version that --back has taken out "
@@ -141,7 +140,7 @@ def refuse_taken_back(folder: Path, record: Record) -> None:
 
 def find_changes(folder: Path, record: Record) -> list[str]:
     """List in words how a folder's training was started otherwise than it would be now."""
-    old, new = read_record(folder) or {}, record.to_json()
+    old, new = read_record(folder), record.to_json()
     before, now = old.get("digests", {}), new.pop("digests")  # Old records have none.
     del new["voxels"]  # Of scans that the digests compare, and of the start.
     start = new.pop("start")

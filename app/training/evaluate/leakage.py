@@ -26,7 +26,7 @@ def find_leaked(folder: Path, specimens: Sequence[SpecimenFiles]) -> list[str]:
     Raises:
         ModelRefused: The folder is no model.
     """
-    records = [record or {} for record in _records(folder)]
+    records = _records(folder)
     names = {name for record in records for name in seen_by(record)}
     folds = read_folds(folder)
     known = {} if folds is None else folds.digests
@@ -46,7 +46,7 @@ def describe_unrecorded(folder: Path) -> str:
     Raises:
         ModelRefused: The folder is no model.
     """
-    if None not in _records(folder):
+    if all(_records(folder)):
         return ""
     return (
         f"{folder} has no {RECORD}, so it cannot be told which scans the model was trained on: its "
@@ -80,8 +80,8 @@ def describe_leaked(leaked: Sequence[str]) -> str:
     )
 
 
-def _records(folder: Path) -> list[dict[str, Any] | None]:
-    """Read the record of each network of a model; None of one that has none."""
+def _records(folder: Path) -> list[dict[str, Any]]:
+    """Read the record of each network of a model; empty of one that has none."""
     return [read_record(folder / name) for name in read_manifest(folder).folders]
 
 
