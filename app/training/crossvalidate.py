@@ -10,11 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 
-from app.compute import choose_device
 from app.errors import BadParameter, StartupError
-from app.inference import Detector, load_checked
 from app.training.data.check_data import CheckedData
 from app.training.data.folds import (
     Folds,
@@ -27,7 +24,7 @@ from app.training.data.folds import (
 )
 from app.training.data.issues import LINE_NAMES, print_warning, shorten
 from app.training.evaluate.crossvalidation import PooledOutcomes, report_pooled, write_card_section
-from app.training.evaluate.outcomes import Outcome, measure, read_outcomes, write_outcomes
+from app.training.evaluate.outcomes import Outcome, read_outcomes
 from app.training.files import CHECKPOINT, FOLDS, OUTCOMES
 from app.training.fit.suggest import Choice
 from app.training.options import Options
@@ -38,7 +35,7 @@ from app.training.pipeline import (
     print_choices,
     run,
 )
-from app.training.record import check_same, missing_of, read_record, refuse_finished, seen_by
+from app.training.record import check_same, read_record, refuse_finished, seen_by
 
 
 def crossvalidate(options: Options, console: Console, only_check: bool = False) -> bool:
@@ -210,7 +207,7 @@ def fold_start(options: Options, folds: Folds, number: int) -> Path | None:
 def train_fold(
     options: Options, folds: Folds, number: int, checked: CheckedData, console: Console
 ) -> bool:
-    """Train without a fold and measure on it, unless that is done.
+    """Train without a fold, and so measure on it, unless that is done.
 
     Returns:
         Whether it is done; False if it was interrupted.
@@ -229,15 +226,7 @@ def train_fold(
         check_same(plan.folder, plan.record, options.folder / FOLDS)
     state = "is done" if done else f"without {shorten(names, LINE_NAMES)}"
     console.print(f"fold {number} of {len(folds.members)}: {state}", highlight=False)
-    if done:
-        return True
-    if not run(plan, console):
-        return False
-    detector = Detector(load_checked(folder, choose_device(options.device)))
-    held_out = track([one.files for one in plan.split.held_out], "Detecting", console=console)
-    missing = missing_of(read_record(folder))
-    write_outcomes(plan.folder, measure(detector, held_out, console, missing))
-    return True
+    return done or run(plan, console)
 
 
 def pool_folds(options: Options, folds: Folds) -> PooledOutcomes:

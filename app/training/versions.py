@@ -17,7 +17,7 @@ from typing import Any, Final
 from app.durable import lock, write_file
 from app.errors import BadParameter, ModelRefused, StartupError
 from app.model import editing, hash_file, read_document, read_manifest, update_hashes
-from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY, TABLES
+from app.training.files import CHECKPOINT, CURVES, FOLDS, HISTORY, OUTCOMES, TABLES
 
 NEXT: Final = "next"
 BEFORE: Final = "before"
@@ -77,7 +77,7 @@ def prepare_next(folder: Path) -> Path:
     origin = candidate.with_name(ORIGIN)
     origin.unlink(missing_ok=True)  # First: what a process that is killed leaves is not whole.
     shutil.rmtree(candidate, ignore_errors=True)
-    leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY, TABLES)
+    leave = shutil.ignore_patterns(CHECKPOINT, CURVES, FOLDS, HISTORY, OUTCOMES, TABLES)
     shutil.copytree(folder, candidate, ignore=leave)
     with editing(candidate) as document:
         document["version"] = version

@@ -110,16 +110,12 @@ def validate(
     Raises:
         BadParameter: One cannot be read or is not answered.
     """
-    detector = Detector(load_checked(folder, device))
-    outcomes: list[Outcome] = []
-    for files in specimens:
-        try:
-            outcomes += validate_scan(detector, files.name, *read_in_frame(files))
-        except LandmarkdError as error:
-            raise BadParameter(
-                f"expected held-out scans that {folder} answers, got {files.name}: {error}"
-            ) from error
-    return tuple(outcomes)
+    measured = measure(Detector(load_checked(folder, device)), specimens, Console(quiet=True))
+    if measured.failures:
+        raise BadParameter(
+            f"expected held-out scans that {folder} answers, got {'; '.join(measured.failures)}"
+        )
+    return measured.outcomes
 
 
 def validate_scan(

@@ -25,7 +25,7 @@ from app.geometry import Points
 from app.inference import Detector, load_checked
 from app.training.data.specimens import Specimen
 from app.training.data.split import Split
-from app.training.evaluate.outcomes import Measurement, measure
+from app.training.evaluate.outcomes import Measurement, measure, write_outcomes
 from app.training.files import EXPORT_EVERY
 from app.training.fit.augment import Sample, draw_sample
 from app.training.fit.checkpoint import Stateful, resume, save, start
@@ -102,7 +102,7 @@ def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console
         optimiser, recipe.rate, recipe.steps, pct_start=0.15
     )
     parts: dict[str, Stateful] = {"network": network, "optimiser": optimiser, "schedule": schedule}
-    done = resume_training(network, parts, plan, device, console)
+    done = resume_training(network, parts, plan, console)
     progress = TrainingProgress(plan.folder, console, recipe.steps, done)
     lost = 0
     with graceful_interrupt() as stop, progress.bar:
@@ -117,7 +117,8 @@ def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console
                 )
             if is_exported := (step + 1) % EXPORT_EVERY == 0 or step + 1 == recipe.steps:
                 save(plan.folder, parts, step + 1, exported=False)
-                progress.record_validation(step + 1, export(network, plan, device, console))
+                measured = export(network, plan, step + 1, console)
+                progress.record_validation(step + 1, measured)
                 save(plan.folder, parts, step + 1, exported=True)
             if stop.is_set():
                 if not is_exported:
@@ -128,17 +129,13 @@ def train(network: nn.Module, plan: Plan, specimens: Sequence[Specimen], console
 
 
 def resume_training(
-    network: nn.Module,
-    parts: Mapping[str, Stateful],
-    plan: Plan,
-    device: torch.device,
-    console: Console,
+    network: nn.Module, parts: Mapping[str, Stateful], plan: Plan, console: Console
 ) -> int:
     """Load the checkpoint, if there is one, and say so; gives the number of steps that are done."""
     done, exported = resume(plan.folder, parts)
     if done == plan.record.recipe.steps:
         if not exported:
-            export(network, plan, device, console)
+            export(network, plan, done, console)
             save(plan.folder, parts, done, exported=True)
         console.print(f"all {done} steps are done; {plan.folder} is trained")
     elif done:
@@ -262,10 +259,8 @@ def optimiser_step(
     return finite
 
 
-def export(
-    network: nn.Module, plan: Plan, device: torch.device, console: Console
-) -> Measurement | None:
-    """Write the model folder, and validate it on the held-out scans.
+def export(network: nn.Module, plan: Plan, step: int, console: Console) -> Measurement | None:
+    """Write the model folder, and validate it on the held-out scans; after the last step for good.
 
     One that the model does not answer, such as one of more voxels than it takes, ends no training.
 
@@ -281,4 +276,8 @@ def export(
     held_out = [specimen.files for specimen in plan.split.held_out]
     if not held_out:
         return None
-    return measure(Detector(load_checked(folder, device)), held_out, console, recipe.missing)
+    detector = Detector(load_checked(folder, next(network.parameters()).device))
+    measured = measure(detector, held_out, console, recipe.missing)
+    if step == recipe.steps:
+        write_outcomes(plan.folder, measured)
+    return measured

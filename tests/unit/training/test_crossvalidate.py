@@ -200,7 +200,7 @@ def test_an_interrupt_in_the_last_step_of_a_fold_keeps_the_next_one_from_beginni
     (row,) = read_history(first, 1)
     assert row.not_found == len(BLOBS)
     said = landmarkd(*words)
-    assert "all 1 steps are done" in said
+    assert "fold 1 of 3: is done" in said
     assert "fold 3 of 3: without" in said
 
 
