@@ -4,19 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Final
 
 from rich.console import Console
 
 from app.training.data.folds import Folds
 from app.training.data.issues import print_warning
 from app.training.data.specimens import SpecimenFiles
-from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import WITHIN_MM, measure_presence
 from app.training.evaluate.model_card import BOTH_NETWORKS, FIRST_ALONE, write_section
 from app.training.evaluate.outcomes import Outcome
 from app.training.evaluate.report import ReportHeader, write_report
-from app.training.evaluate.spread import Spread, describe_spread, measure_spread
+from app.training.evaluate.spread import describe_spread, measure_spread
 from app.training.evaluate.tables import (
     MEANINGS,
     UNKNOWN,
@@ -24,12 +22,9 @@ from app.training.evaluate.tables import (
     Cells,
     print_tables,
     sections,
-    write_csv,
     write_tables,
 )
 from app.training.files import FOLDS, REFINE
-
-SPREAD: Final = "spread.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +50,10 @@ class PooledOutcomes:
         """Folder of its tables."""
         return self.model / FOLDS / REFINE if self.is_refine else self.model / FOLDS
 
-    def spread(self) -> Spread | None:
-        """Measure how much the mean error varies."""
-        return measure_spread(self.outcomes, self.folds.subjects, self.folds.by_scan())
+    def spread(self) -> str:
+        """Say how much the mean error varies."""
+        folds = self.folds
+        return describe_spread(measure_spread(self.outcomes, folds.subjects, folds.by_scan()))
 
     def explanation(self) -> str:
         """Explain what the metrics are of."""
@@ -79,35 +75,17 @@ def report_pooled(
     """Print and write the metrics of a cross-validation: tables, CSV files and a report."""
     folder, folds = pooled.folder, pooled.folds.by_scan()
     folder.mkdir(parents=True, exist_ok=True)
-    spread = pooled.spread()
     print_tables(pooled.outcomes, console, folds)
-    console.print(describe_spread(spread), highlight=False)
+    console.print(pooled.spread(), highlight=False)
     for failure in pooled.failures:
         print_warning(failure, console, "red")
     write_tables(pooled.outcomes, folder, folds)
-    write_csv(folder / SPREAD, spread_lines(spread))
     if pooled.outcomes:
         failed = f" Not answered: {'; '.join(pooled.failures)}." if pooled.failures else ""
-        text = f"{pooled.explanation()} {describe_spread(spread)}{failed}"
+        text = f"{pooled.explanation()} {pooled.spread()}{failed}"
         header = ReportHeader(f"{pooled.model.name}, cross-validation", text, folds)
         write_report(pooled.outcomes, header, specimens, folder / "report.html")
-        console.print(f"wrote {folder / 'report.html'}, errors.csv, summary.csv and {SPREAD}")
-
-
-def spread_lines(spread: Spread | None) -> list[list[object]]:
-    """List how much the mean error varies as lines of ``spread.csv``."""
-    lines: list[list[object]] = [["figure", "value"]]
-    if spread is not None:
-        lines += [
-            ["subjects", spread.subjects],
-            ["mean_over_subjects_mm", format_number(spread.mean_mm, 4)],
-            ["deviation_over_subjects_mm", format_number(spread.subjects_mm, 4)],
-            ["mean_low_mm", format_number(spread.low_mm, 4)],
-            ["mean_high_mm", format_number(spread.high_mm, 4)],
-            ["folds", spread.folds],
-            ["deviation_over_folds_mm", format_number(spread.folds_mm, 4)],
-        ]
-    return lines
+        console.print(f"wrote {folder / 'report.html'}, errors.csv and summary.csv")
 
 
 def write_card_section(pooled: PooledOutcomes) -> None:
@@ -119,7 +97,7 @@ def write_card_section(pooled: PooledOutcomes) -> None:
         f"{pooled.explanation()} What the options left open was chosen once, from all scans.",
         metrics_table(dict(sections(pooled.outcomes, pooled.folds.by_scan()))),
         f"{MEANINGS}.",
-        describe_spread(pooled.spread()),
+        pooled.spread(),
     ]
     unknown = measure_presence(pooled.outcomes).unknown
     if unknown:

@@ -181,7 +181,7 @@ def test_an_interrupted_cross_validation_resumes_in_its_fold(
             load_file(one / "mine" / inner / "weights.safetensors") for one in (trained, data)
         )
         assert all(torch.equal(plain[key], mine[key]) for key in plain)
-    for name in ("errors.csv", "summary.csv", "spread.csv"):
+    for name in ("errors.csv", "summary.csv"):
         texts = [(one / "mine" / "folds" / name).read_text() for one in (trained, data)]
         assert texts[0] == texts[1]
 
