@@ -79,8 +79,8 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
     Raises:
         BadParameter: The options make no network.
     """
-    spacing, spacing_choice = _choose_spacing(options, checked)
-    tile, tile_choice = _choose_tile(options, checked, spacing)
+    spacing, why_spacing = _choose_spacing(options, checked)
+    tile, why_tile = _choose_tile(options, checked, spacing)
     whole = tile == WHOLE
     recipe = replace(
         _base_recipe(options, spacing),
@@ -107,9 +107,9 @@ def suggest_recipe(options: Options, checked: CheckedData) -> tuple[Recipe, list
         recipe = replace(recipe, tile_shape=(edge, edge, edge))
     recipe, batch_choice = _fit_memory(options, recipe, checked)
     return recipe, [
-        spacing_choice,
+        Choice("--spacing", f"{spacing:g} mm", why_spacing),
         _radius_choice(options, recipe),
-        tile_choice,
+        Choice("--tile", str(tile), why_tile),
         batch_choice,
         _precision_choice(options, recipe),
     ]
@@ -157,9 +157,8 @@ def suggest_refine_recipe(
         intensity=first.input.intensity,
     )
     recipe, batch_choice = _fit_memory(options, recipe, checked)
-    spacing_choice = Choice("--spacing", f"{spacing:g} mm", reason)
     return recipe, [
-        spacing_choice,
+        Choice("--spacing", f"{spacing:g} mm", reason),
         _radius_choice(options, recipe),
         batch_choice,
         _precision_choice(options, recipe),
@@ -304,54 +303,39 @@ def _check_norms(recipe: Recipe) -> None:
         )
 
 
-def _choose_spacing(options: Options, checked: CheckedData) -> tuple[float, Choice]:
-    """Choose the spacing of the grid."""
-
-    def chosen(spacing: float, reason: str) -> tuple[float, Choice]:
-        return spacing, Choice("--spacing", f"{spacing:g} mm", reason)
-
+def _choose_spacing(options: Options, checked: CheckedData) -> tuple[float, str]:
+    """Choose the spacing of the grid, and say why."""
     if options.spacing_mm is not None:
-        return chosen(options.spacing_mm, "given")
+        return options.spacing_mm, "given"
     point_sets = [one.positions for one in checked.specimens if len(one.points) > 1]
     finest = _two_digits(_finest_mm(checked.specimens))
     if not point_sets:
         longest = max(float(specimen.extent_mm.max()) for specimen in checked.specimens)
         spacing = max(finest, _two_digits(longest / SINGLE_LANDMARK_EDGE))
-        reason = f"a scan is then at most {SINGLE_LANDMARK_EDGE} voxels long"
-        return chosen(spacing, reason)
+        return spacing, f"a scan is then at most {SINGLE_LANDMARK_EDGE} voxels long"
     spacing = suggest_spacing(point_sets)
     if spacing < finest:
-        return chosen(finest, "that of the scans: the landmarks lie close together")
-    span = spacing * WHOLE_EDGE
-    return chosen(
-        spacing, f"the landmarks span about {span:.3g} mm, a training image {WHOLE_EDGE} voxels"
-    )
+        return finest, "that of the scans: the landmarks lie close together"
+    span = f"{spacing * WHOLE_EDGE:.3g} mm"
+    return spacing, f"the landmarks span about {span}, a training image {WHOLE_EDGE} voxels"
 
 
-def _choose_tile(
-    options: Options, checked: CheckedData, spacing: float
-) -> tuple[int | str, Choice]:
-    """Choose whether the network sees scans whole, or the edge of its tiles."""
-
-    def chosen(tile: int | str, reason: str) -> tuple[int | str, Choice]:
-        return tile, Choice("--tile", str(tile), reason)
-
+def _choose_tile(options: Options, checked: CheckedData, spacing: float) -> tuple[int | str, str]:
+    """Choose whether the network sees scans whole, or the edge of its tiles, and say why."""
     if options.tile is not None:
-        return chosen(options.tile, "given")
+        return options.tile, "given"
     if checked.robust_shape is not None and not checked.robust_shape.consistent:
-        return chosen(
-            WHOLE_EDGE, "the landmarks keep no constellation, so each is looked for alone"
-        )
+        return WHOLE_EDGE, "the landmarks keep no constellation, so each is looked for alone"
     extents = np.stack([specimen.extent_mm for specimen in checked.specimens])
     length = float(np.median(extents.max(axis=1))) / (spacing * WHOLE_EDGE)
     if length > MAX_WHOLE_LENGTH:
         reason = f"the scans are {length:.2g} times as long as what the landmarks take up"
-        return chosen(WHOLE_EDGE, reason)
+        return WHOLE_EDGE, reason
     voxels = float((extents / spacing).prod(axis=1).max())
     if voxels > MAX_WHOLE_SHARE * int(InputSpec.model_fields["max_voxels"].default):
-        return chosen(WHOLE_EDGE, f"a scan has {voxels / 1e6:.0f} million voxels of the grid")
+        return WHOLE_EDGE, f"a scan has {voxels / 1e6:.0f} million voxels of the grid"
     distinct = "" if checked.robust_shape is None else ", and their constellation tells them apart"
-    return chosen(WHOLE, f"a training image shows most of a scan{distinct}")
+    return WHOLE, f"a training image shows most of a scan{distinct}"
 
 
 def _finest_mm(specimens: Sequence[SpecimenSummary]) -> float:
