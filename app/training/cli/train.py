@@ -28,13 +28,26 @@ SAVED: Final = "all is saved: the same command resumes from here"
 
 FILTERS: Final = "24,48,96,128"
 
+SHORTEST_MM: Final = 1e-5
+"""Of a grid's spacing and a voting radius, so that neither is 0."""
+
 NOWHERE: Final = Path(os.devnull, "model")
 """A model folder of which there is nothing, wherever the command is run."""
 
 
+def _number(text: str, least: float, most: float | None = None, **named: Any) -> Any:  # noqa: ANN401 - as typer's own
+    """Make an option of a finite number within bounds."""
+    return typer.Option(callback=finite, min=least, max=most, help=text, **named)
+
+
 def _share(text: str, **named: Any) -> Any:  # noqa: ANN401 - as typer's own
     """Make an option of a share of the images, say: from 0 to 1."""
-    return typer.Option(callback=finite, min=0, max=1, help=text, **named)
+    return _number(text, 0, 1, **named)
+
+
+def _held_out(default: str) -> Any:  # noqa: ANN401 - as typer's own
+    text = f"Scans to hold out for validation. Default: {default}."
+    return typer.Option(metavar="NAME,NAME|none", help=text)
 
 
 Scans = Annotated[
@@ -50,37 +63,19 @@ Check = Annotated[
     bool, typer.Option("--check", help="Check the data, print what would be trained, and stop.")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings about the data as errors.")]
-Validate = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME,NAME|none", help="Scans to hold out for validation. Default: about a fifth."
-    ),
-]
-ValidateSame = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME,NAME|none",
-        help="Scans to hold out for validation. Default: those of the first network.",
-    ),
-]
+Validate = Annotated[str | None, _held_out("about a fifth")]
+ValidateSame = Annotated[str | None, _held_out("those of the first network")]
 Model = Annotated[
     Path,
     typer.Argument(help="Folder of the model to refine.", callback=spell_out, **FOLDER),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Model folder to write.")]
 Spacing = Annotated[
-    float | None,
-    typer.Option(
-        callback=finite, min=1e-5, help="Grid spacing in mm. Default: from the landmarks."
-    ),
+    float | None, _number("Grid spacing in mm. Default: from the landmarks.", SHORTEST_MM)
 ]
 FinerSpacing = Annotated[
     float | None,
-    typer.Option(
-        callback=finite,
-        min=1e-5,
-        help="Grid spacing in mm. Default: 0.6 times the first network's.",
-    ),
+    _number("Grid spacing in mm. Default: 0.6 times the first network's.", SHORTEST_MM),
 ]
 Tile = Annotated[
     str | None,
@@ -89,9 +84,7 @@ Tile = Annotated[
         help="Slide over scans in tiles of N³ voxels, or see scans whole. Default: from the data.",
     ),
 ]
-Rotation = Annotated[
-    float, typer.Option(callback=finite, min=0, max=180, help="Largest random rotation, degrees.")
-]
+Rotation = Annotated[float, _number("Largest random rotation, degrees.", 0, 180)]
 Intensity = Annotated[
     str | None,
     typer.Option(
@@ -100,15 +93,12 @@ Intensity = Annotated[
         "Default: percentile:1,99.5.",
     ),
 ]
-Radius = Annotated[
-    float | None,
-    typer.Option(callback=finite, min=1e-5, help="Voting radius in mm. Default: 5 voxels."),
-]
+Radius = Annotated[float | None, _number("Voting radius in mm. Default: 5 voxels.", SHORTEST_MM)]
 Filters = Annotated[str, typer.Option(metavar="N,N,N", help="Channels per level.")]
 Stride = Annotated[int, typer.Option(min=1, max=2, help="Grid voxels per output voxel.")]
 Steps = Annotated[int, typer.Option(min=1, help="Total number of optimiser steps.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Images per step.")]
-Rate = Annotated[float, typer.Option(callback=finite, min=0, help="Peak learning rate.")]
+Rate = Annotated[float, _number("Peak learning rate.", 0)]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 PassPrecision = Annotated[
     Literal["float32", "bfloat16"] | None,
@@ -134,21 +124,15 @@ CutMargin = Annotated[
 ]
 Scale = Annotated[
     float | None,
-    typer.Option(
-        callback=finite,
-        min=0,
-        max=0.5,
-        help="Largest random change of size. Default: 0.1; 0.04 for a second network.",
-    ),
+    _number("Largest random change of size. Default: 0.1; 0.04 for a second network.", 0, 0.5),
 ]
 Elastic = Annotated[
     float | None,
-    typer.Option(
-        callback=finite,
-        min=0,
-        metavar="MM",
-        help="Standard deviation of random elastic deformations, for subjects that bend. Default: "
+    _number(
+        "Standard deviation of random elastic deformations, for subjects that bend. Default: "
         "a fraction of a voxel.",
+        0,
+        metavar="MM",
     ),
 ]
 Contrast = Annotated[
@@ -174,12 +158,11 @@ Reflect = Annotated[
 ]
 Field = Annotated[
     float,
-    typer.Option(
-        callback=finite,
-        min=1,
-        max=3,
-        help="Let some images be up to this many times as long along each axis, for a model that "
+    _number(
+        "Let some images be up to this many times as long along each axis, for a model that "
         "sees scans whole and shall work on those that show more around the subject.",
+        1,
+        3,
     ),
 ]
 Start = Annotated[
