@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.compute import Voxels
-from app.geometry import Affine, Points, distance_beyond, spacing_of
+from app.geometry import Affine, Points, spacing_of
 from app.io import (
     SCAN_SUFFIXES,
     RasPoint,
@@ -167,7 +167,7 @@ def load_specimen(
     missing: Missing = "unknown",
     window_spacing_mm: float | None = None,
 ) -> Specimen:
-    """Read a scan and its landmarks and prepare it for augmentation.
+    """Read a scan and its landmarks, which were checked, and prepare it for augmentation.
 
     Normalisation and smoothing are those of the service, and in its order, so that an augmented
     sample equals what the service would compute from such a scan. Percentiles are taken at the
@@ -180,20 +180,9 @@ def load_specimen(
         intensity: The model's rule.
         missing: How a landmark without a position counts of which nobody says that it is absent.
         window_spacing_mm: Of the first network's grid, if this is for a second one.
-
-    Raises:
-        ValueError: A landmark lies outside the scan.
     """
     volume = read_volume(files.scan.read_bytes())
     truth = read_truth(files.landmarks)
-    points = rows_of(truth, names)
-    beyond = distance_beyond(points, volume.affine, volume.voxels.shape)
-    outside = int((np.isfinite(points).all(axis=1) & (beyond != 0)).sum())
-    if outside:
-        raise ValueError(
-            f"expected all landmarks of {files.name} inside its volume, got {outside} outside: "
-            "do the files share one frame (LPS or RAS)?"
-        )
     step = (window_spacing_mm or spacing_mm) / spacing_of(volume.affine)
     coarse, _ = resample(volume.voxels, step, torch.device("cpu"))
     window = find_window(coarse, intensity)
@@ -207,4 +196,4 @@ def load_specimen(
         values = values.sub_(window[0]).div_(width_of(window))
     judged = names if missing == "absent" else truth
     absent = (row for row, name in enumerate(names) if name in judged and truth.get(name) is None)
-    return Specimen(values, volume.affine, points, frozenset(absent))
+    return Specimen(values, volume.affine, rows_of(truth, names), frozenset(absent))

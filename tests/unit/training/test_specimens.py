@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.geometry import scaling, transform
+from app.geometry import transform
 from app.io.volume import read_volume
 from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing import Pose, index_grid, make_posed_grid
@@ -130,15 +130,6 @@ def test_second_network_is_trained_on_the_values_of_the_posed_grid_in_service(
     values = specimen.values_at(index_grid(grid.voxels.shape, grid.to_volume))
     # The service keeps values in 16 bits here.
     torch.testing.assert_close(values, grid.voxels, rtol=0, atol=2.0**-15)
-
-
-def test_a_landmark_outside_its_scan_is_refused(tmp_path: Path) -> None:
-    image = nib.Nifti1Image(np.ones(SHAPE, np.float32), scaling([1.0, 1.0, 1.0]))
-    image.to_filename(tmp_path / "one.nii")
-    (tmp_path / "one.csv").write_text("name,x,y,z\na,5,6,70\n")
-    (files,) = pair_files(tmp_path, tmp_path)
-    with pytest.raises(ValueError, match="expected all landmarks of one inside its volume, got 1"):
-        load_specimen(files, ["a"], 1.0, RULE)
 
 
 def test_landmarks_that_a_person_found_absent_are_told_from_unknown_ones(tmp_path: Path) -> None:
