@@ -112,6 +112,16 @@ def write_phantom(phantom: Phantom, path: Path) -> Path:
     return truth
 
 
+def write_phantoms(folder: Path, count: int, seed: int) -> None:
+    """Write phantoms of consecutive seeds into the folders ``scans`` and ``landmarks``."""
+    scans, landmarks = folder / "scans", folder / "landmarks"
+    for made in (scans, landmarks):
+        made.mkdir(parents=True, exist_ok=True)
+    for number in range(seed, seed + count):
+        truth = write_phantom(make_phantom(number), scans / f"phantom-{number}.nii.gz")
+        truth.replace(landmarks / truth.name)
+
+
 def _draw_pose(rng: np.random.Generator) -> tuple[tuple[int, int, int], Affine]:
     """Draw a shape that is never cubic and any rotated, mirrored, shifted frame for it."""
     i, j, k = rng.choice(np.arange(AXIS_VOXELS[0], AXIS_VOXELS[1] + 1), 3, replace=False).tolist()

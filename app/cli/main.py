@@ -366,13 +366,22 @@ def models(models_dir: ModelsDir = None, device: Device = None) -> None:
 
 @app.command()
 def phantom(
-    output: Annotated[Path, typer.Argument(help="Scan to write, ending in .nii.gz.")],
+    output: Annotated[
+        Path, typer.Argument(help="Scan to write, ending in .nii.gz; with --count, a folder.")
+    ],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random generator.")] = 6,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="Write so many, of this seed on, into its scans and landmarks."),
+    ] = None,
 ) -> None:
     """Write a generated scan, and its true landmarks as .mrk.json beside it."""
-    from app.phantom import make_phantom, write_phantom
+    from app.phantom import make_phantom, write_phantom, write_phantoms
 
-    write_phantom(make_phantom(seed), output)
+    if count is None:
+        write_phantom(make_phantom(seed), output)
+    else:
+        write_phantoms(output, count, seed)
 
 
 app.command()(export)

@@ -9,7 +9,6 @@ fit            augmentation, network, loss, training loop, checkpoints, export t
 evaluate       errors on scans with known landmarks: metrics, tables, plots, report, leakage
 calibrate      95 % regions and presence thresholds from held-out errors
 cli            the command lines
-tools          scripts: make phantoms
 files          names of the files that a training keeps in a model folder; its progress
 options        what the command line asked for
 recipe         every number that shapes a model

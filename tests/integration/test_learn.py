@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from app.api.dependencies import hash_key
-from app.phantom import Phantom, make_phantom, scan_bytes
-from app.training.tools.make_phantoms import make_phantoms
+from app.phantom import Phantom, make_phantom, scan_bytes, write_phantoms
 from tests.support.services import RAW, ServiceProcess
 from tests.support.training_data import landmarkd
 from tests.unit.training.test_learn import make_worse
@@ -93,7 +92,7 @@ def test_corrected_cases_make_a_better_model_that_the_service_loads(
 def test_watched_store_is_learned_from_when_its_cases_change(tmp_path: Path) -> None:
     model, store = tmp_path / "models" / "phantom", tmp_path / "store" / "phantom"
     shutil.copytree(PHANTOM, model)
-    make_phantoms(store, count=3, seed=0)
+    write_phantoms(store, count=3, seed=0)
     words = ["learn", str(model), "--from", str(store), "--watch", "--steps", "1", "--rate", "0"]
     with subprocess.Popen(
         [sys.executable, "-u", "-c", SOON, *words, "--device", "cpu"],
@@ -104,7 +103,7 @@ def test_watched_store_is_learned_from_when_its_cases_change(tmp_path: Path) -> 
             assert process.stdout is not None
             said = iter(process.stdout.readline, "")
             assert any("at least 5 cases" in line for line in said)
-            make_phantoms(store, count=15, seed=0)
+            write_phantoms(store, count=15, seed=0)
             assert any("version 1.1.0 stays" in line for line in said)
         finally:
             process.kill()

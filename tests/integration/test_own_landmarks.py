@@ -3,13 +3,13 @@
 import json
 import re
 import shlex
+from contextlib import chdir
 from pathlib import Path
 
 import httpx
 import pytest
 
 from app.errors import BadParameter
-from app.training.tools.make_phantoms import make_phantoms
 from tests.support.documents import DOCS, code_blocks, read, section
 from tests.support.services import ServiceProcess
 from tests.support.training_data import landmarkd
@@ -33,9 +33,8 @@ def run(line: str, more: str = "") -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the data of the section."""
     here = tmp_path_factory.mktemp("own")
-    made = re.search(r"training\.tools\.make_phantoms \. --count (\d+)", COMMANDS[0])
-    assert made is not None
-    make_phantoms(here, int(made[1]), 1000)
+    with chdir(here):
+        run(*commands("phantom"))
     return here
 
 

@@ -37,8 +37,8 @@ NOT_SETTINGS = {
 """Of the tests and benchmarks, and of the command line as a client."""
 
 TRAINER_COMMANDS = ("train", "refine", "evaluate", "calibrate", "learn")
-OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary", "--count"}
-"""Of pip, curl, and the modules in ``app.training.tools``."""
+OPTIONS_OF_OTHERS = {"--constraint", "--editable", "--data-binary"}
+"""Of pip and curl."""
 
 ABSTRACT = (LandmarkdError, ServiceError)
 NOT_ANSWERED = (StartupError,)

@@ -18,8 +18,8 @@ from app.phantom import (
     make_phantom,
     scan_bytes,
     write_phantom,
+    write_phantoms,
 )
-from app.training.tools.make_phantoms import make_phantoms
 from tests.support.full_disk import limited_files
 
 SEEDS = range(40)
@@ -128,7 +128,7 @@ def test_a_path_of_another_ending_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_of_phantoms_pair_scans_with_landmarks(tmp_path: Path) -> None:
-    make_phantoms(tmp_path, count=2, seed=20)
+    write_phantoms(tmp_path, count=2, seed=20)
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*")) == [
         "landmarks/phantom-20.mrk.json",
         "landmarks/phantom-21.mrk.json",

@@ -15,6 +15,7 @@ from app.cli.main import app
 from app.errors import BadParameter
 from app.inference.load import load_checked
 from app.model.manifest import read_manifest
+from app.phantom import write_phantoms
 from app.training.data.folds import Folds, read_folds
 from app.training.data.specimens import SpecimenFiles
 from app.training.evaluate.crossvalidation import (
@@ -24,7 +25,6 @@ from app.training.evaluate.crossvalidation import (
 )
 from app.training.evaluate.outcomes import read_outcomes
 from app.training.record import read_record
-from app.training.tools.make_phantoms import make_phantoms
 from tests.support.outcomes import outcome
 from tests.support.training_data import landmarkd, read_csv
 
@@ -45,7 +45,7 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cross-validate a model that finds most, by starting from one that does."""
     data = tmp_path_factory.mktemp("phantoms")
     for seed in SEEDS:
-        make_phantoms(data, count=1, seed=seed)
+        write_phantoms(data, count=1, seed=seed)
     words = (*LIKE_PHANTOM, "--steps", 1, "--rate", 1e-6, "--start", PHANTOM, "--folds", 2)
     output = landmarkd("train", data / "scans", data / "landmarks", "-o", data / "mine", *words)
     (data / "output").write_text(output)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from app.cli.main import app
 from app.errors import StartupError
 from app.measurements import MeasurementSpec
+from app.phantom import write_phantoms
 from app.training.cli.arguments import load_model, make_console
 from app.training.data.issues import Issue, issue_table
 from app.training.data.specimens import SpecimenFiles
@@ -30,7 +31,6 @@ from app.training.evaluate.tables import (
     print_tables,
     write_tables,
 )
-from app.training.tools.make_phantoms import make_phantoms
 from tests.support.full_disk import limited_files
 from tests.support.model_folders import make_model_folder
 from tests.support.outcomes import outcome
@@ -44,7 +44,7 @@ MARKS = 6
 @pytest.fixture(scope="module")
 def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("phantoms")
-    make_phantoms(folder, count=2, seed=5003)
+    write_phantoms(folder, count=2, seed=5003)
     return folder
 
 

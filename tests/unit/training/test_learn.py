@@ -18,6 +18,7 @@ from app import phantom
 from app.errors import BadParameter, StartupError, Unauthorized
 from app.inference.load import load_checked
 from app.model import editing, hash_file, read_manifest, update_hashes, write_selfcheck
+from app.phantom import write_phantoms
 from app.training import learn as learning
 from app.training.cli import learn as command
 from app.training.data.specimens import SpecimenFiles
@@ -32,7 +33,6 @@ from app.training.learn import (
     whole_cases,
 )
 from app.training.record import read_record
-from app.training.tools.make_phantoms import make_phantoms
 from app.training.versions import exclusive, put_in_place
 from tests.support.training_data import interrupt_after, landmarkd, write_data
 
@@ -52,7 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(phantom, "AXIS_VOXELS", (36, 46))
         patch.setattr(phantom, "EXTENT_MM", (62.0, 68.0))
         patch.setattr(phantom, "MIN_DISTANCE_MM", 22.0)
-        make_phantoms(folder, count=16, seed=9000)
+        write_phantoms(folder, count=16, seed=9000)
     return folder
 
 
@@ -117,7 +117,7 @@ def test_version_that_is_no_better_is_not_put_in_place(model: Path, store: Path)
 def test_too_few_cases_to_tell_are_refused_before_anything_is_trained(
     model: Path, tmp_path: Path
 ) -> None:
-    make_phantoms(tmp_path / "few", count=3, seed=9000)
+    write_phantoms(tmp_path / "few", count=3, seed=9000)
     with pytest.raises(BadParameter, match=r"at least 5 cases .* of 3 kept .* keep 11 more"):
         learn(options(model, tmp_path / "few", 1, 0), Console())
     with pytest.raises(BadParameter, match="--from: expected a model's folder in a store"):

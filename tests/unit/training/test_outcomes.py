@@ -10,6 +10,7 @@ from rich.console import Console
 
 from app.inference import Detector, load_checked
 from app.io import Volume
+from app.phantom import write_phantoms
 from app.training.data.specimens import pair_files
 from app.training.evaluate.outcomes import (
     Measurement,
@@ -18,7 +19,6 @@ from app.training.evaluate.outcomes import (
     read_outcomes,
     write_outcomes,
 )
-from app.training.tools.make_phantoms import make_phantoms
 from tests.support.file_reads import count_reads
 from tests.support.outcomes import landmark, outcome
 
@@ -44,7 +44,7 @@ def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
 def test_landmark_file_of_a_scan_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_phantoms(tmp_path, count=1, seed=9000)
+    write_phantoms(tmp_path, count=1, seed=9000)
     (files,) = pair_files(tmp_path / "scans", tmp_path / "landmarks")
     detector = Detector(load_checked(PHANTOM, torch.device("cpu")))
     read = count_reads(monkeypatch)

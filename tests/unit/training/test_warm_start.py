@@ -18,11 +18,10 @@ from app.model import find_last_convolution
 from app.model.loader import load_module
 from app.model.manifest import read_manifest
 from app.model.network import Network
-from app.phantom import make_phantom, scan_bytes
+from app.phantom import make_phantom, scan_bytes, write_phantoms
 from app.training.fit.network import build_network
 from app.training.fit.warm_start import by_landmark, load_weights
 from app.training.recipe import Recipe
-from app.training.tools.make_phantoms import make_phantoms
 from app.voting.landmarks import Landmark
 from tests.support.model_folders import make_model_folder
 from tests.support.training_data import landmarkd, write_points
@@ -41,7 +40,7 @@ TILE = (1, 1, 32, 24, 40)
 
 def train_from(start: Path, folder: Path, renamed: dict[str, str]) -> str:
     """Train a step of rate 0 on phantoms whose landmarks are renamed, and stand in that order."""
-    make_phantoms(folder, count=1, seed=5003)
+    write_phantoms(folder, count=1, seed=5003)
     (path,) = (folder / "landmarks").iterdir()
     points = read_landmarks(path)
     new = {name: points[old] for old, name in renamed.items() if old in points}
