@@ -5,7 +5,6 @@ import re
 import shutil
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,25 +60,6 @@ SETTABLE: Final = re.compile(r"version|description|license|(input|network|voting
 MAX_TEXT: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What is needed of a bundle.
-
-    Attributes:
-        metadata: The content of ``metadata.json``.
-        keys: Keys of ``model.toml`` with their values.
-        landmarks: Names, in the order of the channels.
-        network: The section ``network``, as far as it says which.
-        file: The network's file in the bundle.
-    """
-
-    metadata: Json
-    keys: Json
-    landmarks: list[str]
-    network: Json
-    file: Path
-
-
 def import_monai(
     bundle: Path,
     output: Path,
@@ -105,7 +85,13 @@ def import_monai(
     """
     with open_bundle(bundle) as folder:
         try:
-            contents = _read_bundle(folder, landmarks, given, ignored)
+            metadata = read_json(folder / METADATA)
+            config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+            options = {"network.output": "heatmaps", **dict(map(_read_option, given))}
+            keys = _complete(metadata, config, options)
+            names = list(landmarks) or _read_landmarks(metadata, keys)
+            _check(metadata, config, keys, names, ignored)
+            network, file = _choose_network(folder, config)
         except (KeyError, TypeError, AttributeError) as error:
             raise ModelRefused(
                 f"{bundle.name}: expected the metadata of a MONAI bundle, with "
@@ -115,25 +101,12 @@ def import_monai(
             raise type(refusal)(f"{bundle.name}: {refusal}") from refusal
         return write_folder(
             output,
-            _manifest(contents),
-            contents.landmarks,
-            _origin(contents.metadata),
-            lambda target: _write_network(bundle.name, contents, target),
+            _manifest(keys, network, len(names)),
+            names,
+            _origin(metadata),
+            lambda target: _write_network(bundle.name, network, file, target),
             allow_torchscript=allow_torchscript,
         )
-
-
-def _read_bundle(
-    folder: Path, landmarks: Sequence[str], given: Sequence[str], ignored: Sequence[str]
-) -> Contents:
-    """Read all that is needed of a bundle but its weights; options as of ``import_monai``."""
-    metadata = read_json(folder / METADATA)
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    options = {"network.output": "heatmaps", **dict(map(_read_option, given))}
-    keys = _complete(metadata, config, options)
-    names = list(landmarks) or _read_landmarks(metadata, keys)
-    _check(metadata, config, keys, names, ignored)
-    return Contents(metadata, keys, names, *_choose_network(folder, config))
 
 
 def _read_option(option: str) -> tuple[str, Any]:
@@ -264,9 +237,8 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
         return choose_weights(file, inner[0] if inner else state)
 
 
-def _write_network(name: str, contents: Contents, target: Path) -> None:
+def _write_network(name: str, network: Json, file: Path, target: Path) -> None:
     """Write the file of the network into a model folder."""
-    network, file = contents.network, contents.file
     if "program" in network:
         shutil.copyfile(file, target / network["program"])
         return
@@ -274,17 +246,17 @@ def _write_network(name: str, contents: Contents, target: Path) -> None:
     save_weights(target / network["weights"], name, network["architecture"], arguments, weights)
 
 
-def _manifest(contents: Contents) -> Json:
+def _manifest(keys: Json, network: Json, landmarks: int) -> Json:
     """Write what the manifest says of this bundle."""
     document: Json = {
         "version": "1.0.0",
-        "description": f"{len(contents.landmarks)} landmarks of a MONAI bundle",
+        "description": f"{landmarks} landmarks of a MONAI bundle",
         "license": "unknown",
         "input": {},
-        "network": {**contents.network},
+        "network": {**network},
         "voting": {},
     }
-    for key, value in contents.keys.items():
+    for key, value in keys.items():
         section, _, own = key.partition(".")
         (document[section] if own else document)[own or section] = value
     return document
