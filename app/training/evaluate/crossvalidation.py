@@ -14,7 +14,7 @@ from app.training.evaluate.metrics import WITHIN_MM, measure_presence
 from app.training.evaluate.model_card import BOTH_NETWORKS, FIRST_ALONE, write_section
 from app.training.evaluate.outcomes import Outcome
 from app.training.evaluate.report import ReportHeader, write_report
-from app.training.evaluate.spread import describe_spread, measure_spread
+from app.training.evaluate.spread import describe_spread
 from app.training.evaluate.tables import (
     MEANINGS,
     UNKNOWN,
@@ -53,7 +53,7 @@ class PooledOutcomes:
     def spread(self) -> str:
         """Say how much the mean error varies."""
         folds = self.folds
-        return describe_spread(measure_spread(self.outcomes, folds.subjects, folds.by_scan()))
+        return describe_spread(self.outcomes, folds.subjects, folds.by_scan())
 
     def explanation(self) -> str:
         """Explain what the metrics are of."""

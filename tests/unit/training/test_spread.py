@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from app.training.evaluate.spread import describe_spread, measure_spread
+from app.training.evaluate.spread import describe_spread, mean_errors, mean_interval
 from tests.support.outcomes import outcome
 
 
@@ -14,17 +14,17 @@ def test_spread_is_over_subjects_and_folds() -> None:
     some += [outcome(status="not_found", scan="d")]
     folds = {"a": "1", "b": "1", "c_l": "2", "c_r": "2", "d": "2"}
     subjects = {name: name[0] for name in folds}
-    spread = measure_spread(some, subjects, folds)
-    assert spread is not None
     means = np.array([0.2, 0.5, 2.8 / 3])
-    assert (spread.subjects, spread.folds) == (3, 2)
-    assert spread.mean_mm == pytest.approx(means.mean())
-    assert spread.subjects_mm == pytest.approx(means.std(ddof=1))
-    assert spread.folds_mm == pytest.approx(np.std([0.35, 2.8 / 3], ddof=1))
+    assert mean_errors(some, subjects) == pytest.approx(means)
+    assert mean_errors(some, folds) == pytest.approx(np.array([0.35, 2.8 / 3]))
     half = 4.3027 * means.std(ddof=1) / np.sqrt(3)
-    expected = (means.mean() - half, means.mean() + half)
-    assert (spread.low_mm, spread.high_mm) == pytest.approx(expected, abs=1e-4)
-    assert "3 subjects' mean errors: 0.544 mm, 95 % interval -0.3" in describe_spread(spread)
+    low, high = means.mean() - half, means.mean() + half
+    assert mean_interval(means) == pytest.approx((low, high), abs=1e-4)
+    assert describe_spread(some, subjects, folds) == (
+        f"Mean of 3 subjects' mean errors: 0.544 mm, 95 % interval {low:.3f} to {high:.3f} mm "
+        f"(Student's t over subjects); standard deviation {means.std(ddof=1):.3f} mm over "
+        f"subjects, {np.std([0.35, 2.8 / 3], ddof=1):.3f} mm over folds."
+    )
 
 
 def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
@@ -36,13 +36,11 @@ def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
         some = [
             outcome(mm, scan=name) for mm, name in zip(random.gamma(4, 0.05, 5), names, strict=True)
         ]
-        spread = measure_spread(some, names, names)
-        assert spread is not None
-        held += spread.low_mm <= 0.2 <= spread.high_mm
+        low, high = mean_interval(mean_errors(some, names))
+        held += low <= 0.2 <= high
     assert 0.9 <= held / 100 <= 0.99
 
 
 def test_too_few_subjects_have_no_spread() -> None:
-    spread = measure_spread([outcome(0.1)], {"one": "one"}, {"one": "1"})
-    assert spread is None
-    assert "Too few subjects" in describe_spread(spread)
+    spread = describe_spread([outcome(0.1)], {"one": "one"}, {"one": "1"})
+    assert spread.startswith("Too few subjects")
