@@ -6,7 +6,7 @@ A model has one network or two. The first sees scans as they come; the second, i
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 from torch import nn
 
 from app.compute import choose_device, describe_out_of_memory, is_out_of_memory
@@ -42,7 +43,6 @@ from app.training.fit.network import bring_to, build_network
 from app.training.fit.suggest import (
     Choice,
     check_window,
-    choice_table,
     suggest_recipe,
     suggest_refine_recipe,
 )
@@ -203,7 +203,10 @@ def with_progress(
 def print_choices(console: Console, chosen: Split, choices: Sequence[Choice]) -> None:
     """Print what was chosen, and why."""
     names = shorten([specimen.name for specimen in chosen.held_out], LINE_NAMES) or "none"
-    console.print(choice_table([Choice("--validate", names, chosen.reason), *choices]))
+    table = Table("option", "chosen", "why")
+    for choice in (Choice("--validate", names, chosen.reason), *choices):
+        table.add_row(*astuple(choice))
+    console.print(table)
 
 
 def resumable_record(folder: Path) -> dict[str, Any]:

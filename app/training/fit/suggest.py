@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from rich.table import Table
 
 from app.compute import MEMORY_SHARE, choose_device, fast_precisions, total_memory
 from app.errors import BadParameter
@@ -199,14 +198,6 @@ def check_window(intensity: IntensitySpec, specimens: Sequence[SpecimenSummary])
             f"{lower:g} to {upper:g}, and none within in {shorten([one.name for one in blank])}: "
             f"those of {blank[0].name} are {low:.4g} to {high:.4g}"
         )
-
-
-def choice_table(choices: Sequence[Choice]) -> Table:
-    """Lay out choices with their reasons."""
-    table = Table("option", "chosen", "why")
-    for choice in choices:
-        table.add_row(choice.name, choice.value, choice.reason)
-    return table
 
 
 def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
