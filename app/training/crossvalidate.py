@@ -241,7 +241,10 @@ def pool_folds(options: Options, folds: Folds) -> PooledOutcomes:
         folder = folds.folder(options.folder, number)
         measured = read_outcomes(folder / options.inner)
         if measured is None:
-            raise StartupError(f"expected {OUTCOMES} of fold {number} in {folder}, found none")
+            raise StartupError(
+                f"expected {OUTCOMES} of fold {number} in {folder}, found none: delete its "
+                f"{CHECKPOINT}, and repeat the command"
+            )
         outcomes += measured.outcomes
         failures += measured.failures
     is_refine = bool(options.inner)

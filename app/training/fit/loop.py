@@ -260,8 +260,9 @@ def optimiser_step(
 
 
 def export(network: nn.Module, plan: Plan, step: int, console: Console) -> Measurement | None:
-    """Write the model folder, and validate it on the held-out scans; after the last step for good.
+    """Write the model folder, and validate it on the held-out scans.
 
+    What comes of these after the last step is kept, in ``outcomes.json``.
     One that the model does not answer, such as one of more voxels than it takes, ends no training.
 
     Returns:

@@ -14,7 +14,7 @@ from app.inference.load import load_checked
 from app.io.volume import read_volume
 from app.model import editing
 from app.training.evaluate.model_card import REGIONS, write_section
-from app.training.files import CHECKPOINT, CURVES, HISTORY, RECORD
+from app.training.files import CHECKPOINT, CURVES, HISTORY, OUTCOMES, RECORD
 from tests.support.training_data import (
     BLOBS,
     SMALL,
@@ -62,6 +62,8 @@ def test_training_writes_a_folder_that_serves(
     scan = (data / "scans" / "one.nii.gz").read_bytes()
     assert len(Detector(model).detect(read_volume(scan)).landmarks) == len(BLOBS)
     assert "step 2:" in output
+    kept = json.loads((folder / OUTCOMES).read_text())["outcomes"]
+    assert [(row["scan"], row["landmark"]) for row in kept] == [("two", name) for name in BLOBS]
     (row,) = csv.DictReader((folder / HISTORY).read_text().splitlines())
     assert (row["step"], row["not_found"]) == ("2", "5")
     assert not (folder / CURVES).exists(), "one row makes no curve"
