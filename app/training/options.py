@@ -53,7 +53,6 @@ class Options:
     radius_mm: float | None
     tile: int | Literal["whole"] | None
     filters: tuple[int, ...]
-    stride: Literal[1, 2]
     steps: int
     batch: int | None
     rate: float
@@ -62,6 +61,7 @@ class Options:
     start: Path | None
     device: str
     strict: bool
+    stride: Literal[1, 2] = 2
     precision: Precision | None = None
     augmentation: Mapping[str, Any] = field(default_factory=dict)
     missing: Missing = "unknown"

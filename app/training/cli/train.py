@@ -95,7 +95,6 @@ Intensity = Annotated[
 ]
 Radius = Annotated[float | None, _number("Voting radius in mm. Default: 5 voxels.", SHORTEST_MM)]
 Filters = Annotated[str, typer.Option(metavar="N,N,N", help="Channels per level.")]
-Stride = Annotated[int, typer.Option(min=1, max=2, help="Grid voxels per output voxel.")]
 Steps = Annotated[int, typer.Option(min=1, help="Total number of optimiser steps.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Images per step.")]
 Rate = Annotated[float, _number("Peak learning rate.", 0)]
@@ -220,7 +219,6 @@ def train(
     radius: Radius = None,
     tile: Tile = None,
     filters: Filters = FILTERS,
-    stride: Stride = 2,
     steps: Steps = 4500,
     batch: Batch = None,
     rate: Rate = 2e-3,
@@ -254,10 +252,8 @@ def train(
         hold_out=options.read_names(validate), train_only=options.read_names(train_only) or (),
         folds=folds, fold=fold, subject=subject, spacing_mm=spacing, radius_mm=radius, cuts=cuts,
         tile=options.read_tile(tile), filters=options.read_filters(filters), start=start,
-        stride=2 if stride == 2 else 1, intensity=options.read_intensity(intensity),
-        steps=steps, batch=batch, rate=rate, seed=seed, precision=precision, mirror=mirror,
-        cut_margin=cut_margin,
-        augmentation=_given(
+        intensity=options.read_intensity(intensity), steps=steps, batch=batch, rate=rate, seed=seed,
+        precision=precision, mirror=mirror, cut_margin=cut_margin, augmentation=_given(
             rotation_deg=rotation, scale=scale, elastic_mm=elastic, contrast=contrast,
             degrade=degrade, reflect=reflect, field=field,
         ),
@@ -274,7 +270,6 @@ def refine(
     spacing: FinerSpacing = None,
     radius: Radius = None,
     filters: Filters = FILTERS,
-    stride: Stride = 2,
     steps: Steps = 5000,
     batch: Batch = 1,
     rate: Rate = 1.5e-3,
@@ -304,7 +299,7 @@ def refine(
         scans, landmarks, model, device=device, strict=strict,
         hold_out=options.read_names(validate), folds=folds, fold=fold,
         spacing_mm=spacing, radius_mm=radius, tile=None,
-        filters=options.read_filters(filters), stride=2 if stride == 2 else 1,
+        filters=options.read_filters(filters),
         steps=steps, batch=batch, rate=rate, seed=seed, precision=precision,
         mirror=mirror, cuts=cuts, cut_margin=cut_margin, start=start,
         inner=REFINE,
