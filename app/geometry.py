@@ -92,7 +92,7 @@ def distance_beyond(
         shape: Of the scan, in voxels.
     """
     index = transform(np.linalg.inv(affine), points)
-    nearest = np.clip(index, -0.5, np.asarray(shape) - 0.5)
+    nearest = np.clip(index, -0.5 - ON_FACE, np.asarray(shape) - 0.5 + ON_FACE)
     return np.asarray(np.linalg.norm((index - nearest) @ affine[:3, :3].T, axis=-1))
 
 

@@ -20,8 +20,8 @@ from app.voting import Landmark, fit_constellation, positions_of
 
 SAME_POSE_RADII: Final = 0.4
 """Two poses count as the same if they place landmarks this close to each other on average, in
-voting radii. With this, none of three whole mouse skulls had a further refine pass, and nearly all
-of their eighteen halves did."""
+voting radii of the subject's size. With this, none of three whole mouse skulls had a further refine
+pass, and nearly all of their eighteen halves did."""
 
 
 class Refiner:
@@ -73,7 +73,7 @@ class Refiner:
         points = self.shape.mean[self.shape.known]
         moved = transform(improved.to_world, points) - transform(pose.to_world, points)
         distance = float(np.linalg.norm(moved, axis=1).mean())
-        limit = SAME_POSE_RADII * self.model.manifest.voting.radius_mm
+        limit = SAME_POSE_RADII * pose.scale * self.model.manifest.voting.radius_mm
         return improved if distance > limit else None
 
 
@@ -99,7 +99,11 @@ def find_pose(landmarks: Sequence[Landmark], shape: Shape) -> Pose | None:
 def find_agreeing(
     landmarks: Sequence[Landmark], shape: Shape
 ) -> Bool[np.ndarray, " landmarks"] | None:
-    """Choose the landmarks that agree on a pose; None if fewer than four, or too few, do."""
+    """Choose the landmarks that agree on a pose; None if fewer than four, or too few, do.
+
+    Half of the confidence of all must agree, wherever the scan ends: that of false ones, such as of
+    what was cut away, is half or a quarter already, as they did not agree when they were located.
+    """
     points = positions_of(landmarks)
     weights = np.array(
         [0.0 if landmark.ras_mm is None else landmark.confidence for landmark in landmarks]

@@ -31,7 +31,7 @@ MOST_PASSES = 3
 """Of the second network."""
 
 SAME_POSE = 0.4
-"""Voting radii by which landmarks of the same pose differ, on average."""
+"""Voting radii, in mm of the subject, by which landmarks of the same pose differ, on average."""
 
 SCATTERED = 1.5
 """Times as far as usual, from which on a warning tells that votes scatter."""
@@ -197,7 +197,7 @@ def _improve(
     if better is None:
         return None
     moved = move(better.to_world, stage.mean) - move(pose.to_world, stage.mean)
-    most = SAME_POSE * stage.manifest.voting.radius_mm
+    most = SAME_POSE * pose.scale * stage.manifest.voting.radius_mm
     return better if np.linalg.norm(moved, axis=1).mean() > most else None
 
 

@@ -40,3 +40,6 @@ def test_a_point_on_a_face_lies_in_the_array_whatever_is_rounded() -> None:
     assert is_inside(faces + 0.9 * ON_FACE * outwards, SHAPE).all()
     assert not is_inside(faces + 1.1 * ON_FACE * outwards, SHAPE).any()
     assert not is_inside((np.nan, 3.0, 2.0), SHAPE)
+    on, off = (transform(SHEARED, faces + by * ON_FACE * outwards) for by in (0.9, 1.1))
+    assert (distance_beyond(on, SHEARED, SHAPE) == 0).all()
+    assert (distance_beyond(off, SHEARED, SHAPE) > 0).all()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.errors import ModelRefused
-from app.geometry import Points, transform, translation
+from app.geometry import Points, scaling, transform, translation
 from app.inference.detector import MAX_EXTRA_VIEWS, Detector
 from app.inference.load import load_checked
 from app.inference.refinement import (
@@ -190,14 +190,20 @@ def test_a_scan_is_resampled_once_in_however_many_orientations_it_is_seen(
     assert len(made) == 1
 
 
-def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(folder: Path) -> None:
-    """Not for the same one, up to what it has learned to bear, nor where it shows none."""
+@pytest.mark.parametrize("size", [1.0, 0.6])
+def test_another_refine_pass_follows_if_the_landmarks_show_another_pose(
+    folder: Path, size: float
+) -> None:
+    """Not for the same one, up to what it has learned to bear, nor where it shows none.
+
+    That is less in a smaller subject, which it sees as large as others.
+    """
     model = load_checked(folder, torch.device("cpu")).refine
     assert model is not None
     assert model.shape is not None
     refiner = Refiner(model, tolerance_mm=1.0)
-    pose = Pose(translation((3.0, -2.0, 40.0)), 1.0)
-    radius = model.manifest.voting.radius_mm
+    pose = Pose(translation((3.0, -2.0, 40.0)) @ scaling([size] * 3), size)
+    radius = size * model.manifest.voting.radius_mm
     for off, again in ((0.9, False), (1.1, True)):
         moved = translation((0.0, off * SAME_POSE_RADII * radius, 0.0)) @ pose.to_world
         found = [landmark(place) for place in transform(moved, model.shape.mean)]
