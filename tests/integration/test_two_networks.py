@@ -78,8 +78,13 @@ WHOLE: Final = ("doubt upside_down", "doubt rival", "doubt twist")
 CASES: Final[tuple[tuple[int, SubjectKind], ...]] = (
     (0, "whole"), (0, "upside down"), (0, "two"), (0, "stretched"), (0, "padded"),
     (1, "cut"), (1, "turned"), (1, "noise"), (3, "thin"), (3, "blurred"),
+    (4, "half"), (7, "blurred"),
 )  # fmt: skip
 """Models, by the seed that each is made of, and what each sees."""
+
+TURNING: Final = (4, 7)
+"""Models that see a scan in other orientations while it shows nothing: the half one is answered
+from the second, and the blurred one from its own, as none shows more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     root = tmp_path_factory.mktemp("models")
     seeds = dict.fromkeys(seed for seed, _ in CASES)
     models = {
-        seed: make_subject_model(root, f"m{seed}", np.random.default_rng(seed)) for seed in seeds
+        seed: make_subject_model(
+            root, f"m{seed}", np.random.default_rng(seed), turns=seed in TURNING
+        )
+        for seed in seeds
     }
     scans = [
         make_subject_scan(models[seed], kind, np.random.default_rng((seed, KINDS.index(kind))))

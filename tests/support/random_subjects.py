@@ -34,6 +34,7 @@ SubjectKind = Literal[
     "thin",
     "noise",
     "blurred",
+    "half",
 ]
 
 WIDTHS_MM: Final = (3.0, 6.0)
@@ -58,8 +59,13 @@ class SubjectModel:
     points: Array
 
 
-def make_subject_model(root: Path, name: str, rng: np.random.Generator) -> SubjectModel:
-    """Make a model folder of two networks; ``rng`` decides all of it."""
+def make_subject_model(
+    root: Path, name: str, rng: np.random.Generator, *, turns: bool = False
+) -> SubjectModel:
+    """Make a model folder of two networks; ``rng`` decides all of it.
+
+    With ``turns``, the first network sees a scan in other orientations while it shows nothing.
+    """
     count = int(rng.integers(5, 7))
     widths = rng.permutation(np.geomspace(*WIDTHS_MM, count))
     points = _points_apart(count, rng)
@@ -78,6 +84,8 @@ def make_subject_model(root: Path, name: str, rng: np.random.Generator) -> Subje
     table = _table(name, count, rng)
     table["input"] |= {"trim": bool(rng.random() < 0.7), "upright": True}
     table["input"]["tile_shape"] = "whole" if rng.random() < 0.6 else [24, 28, 24]
+    if turns:
+        table["input"] |= {"tile_shape": "whole", "upright": False, "spacing_mm": [2.0] * 3}
     table["refine"] = {"folder": "refine", "sha256": "0" * 64}
     table["measurements"] = _measurements(count, rng)
     has_shape = rng.random() < 0.85
@@ -254,11 +262,7 @@ def make_subject_scan(
     model: SubjectModel, kind: SubjectKind, rng: np.random.Generator
 ) -> RandomScan:
     """Make a scan of a subject, or of noise, in a file of any format."""
-    spacing = rng.uniform(1.5, 2.4, 3)
-    tilt = 0.5 if kind == "turned" else 0.08
-    turn = Rotation.from_rotvec(rng.normal(0, tilt, 3)).as_matrix()
-    if kind == "upside down":
-        turn = turn @ np.diag([-1.0, 1.0, -1.0])
+    spacing, turn = rng.uniform(1.5, 2.4, 3), _turn(kind, rng)
     sizes = rng.uniform(0.95, 1.05) * np.ones(3)
     if kind == "stretched":
         sizes[rng.integers(3)] *= rng.choice([0.65, 1.5])
@@ -278,6 +282,10 @@ def make_subject_scan(
     if kind == "thin":
         shape[rng.integers(3)] = int(rng.integers(3, 7))
     middle_mm = (points.max(axis=0) + points.min(axis=0)) / 2
+    if kind == "half":
+        axis, end = int(rng.integers(3)), int(rng.choice([-1, 1]))
+        middle_mm[axis] += end * spacing[axis] * shape[axis] / 4
+        shape[axis] //= 2
     affine = np.diag([*spacing, 1.0])
     affine[:3, 3] = middle_mm - spacing * (shape - 1) / 2 + rng.normal(0, 1, 3)
     world = affine[:3, 3] + np.moveaxis(np.indices(tuple(shape)), 0, -1) * spacing
@@ -292,3 +300,12 @@ def make_subject_scan(
         voxels = np.pad(voxels, width, constant_values=rng.choice([-3000.0, voxels.min()]))
         affine[:3, 3] -= spacing * [before for before, _ in width]
     return encode(voxels, affine, rng, scaled=False)
+
+
+def _turn(kind: SubjectKind, rng: np.random.Generator) -> Array:
+    """Choose how a subject lies."""
+    tilt = 0.5 if kind == "turned" else 0.08
+    turn = Rotation.from_rotvec(rng.normal(0, tilt, 3)).as_matrix()
+    if kind == "upside down":
+        turn = turn @ np.diag([-1.0, 1.0, -1.0])
+    return np.asarray(turn)

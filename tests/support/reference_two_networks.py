@@ -1,8 +1,7 @@
 """Scan -> landmarks by two networks, in NumPy float64: the reference of the whole path goes on.
 
 The second network sees the scan in the pose that the first one's landmarks show. Doubts, 95 %
-regions and measurements of both follow. Written from the documentation, as ``reference`` is; other
-orientations, in which a scan is tried that shows nothing, are left out.
+regions and measurements of both follow. Written from the documentation, as ``reference`` is.
 """
 
 from collections.abc import Sequence
@@ -11,10 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from app.model.manifest import Manifest
+from app.model.sections import InputSpec
 from tests.support.oracle import Array
 from tests.support.reference import ReferenceLandmark, ScanFrame, ask_shape, describe
 from tests.support.reference_doubts import Doubts, ReferenceRival, find_doubts, find_rival
-from tests.support.reference_grid import reference_grid, trim
+from tests.support.reference_grid import ReferenceGrid, reference_grid, trim
 from tests.support.reference_measurements import ReferenceMeasurement, measure
 from tests.support.reference_modes import MODES, ReferenceReadout, find_modes, votes_for
 from tests.support.reference_pose import (
@@ -24,7 +24,7 @@ from tests.support.reference_pose import (
     move,
     posed_grid,
 )
-from tests.support.reference_shape import ShapeOpinion
+from tests.support.reference_shape import LEAST_LANDMARKS, ShapeOpinion
 from tests.support.reference_votes import Network, votes_of
 
 MOST_PASSES = 3
@@ -32,6 +32,12 @@ MOST_PASSES = 3
 
 SAME_POSE = 0.4
 """Voting radii, in mm of the subject, by which landmarks of the same pose differ, on average."""
+
+MOST_VOXELS = 1 << 19
+"""Of a grid that is seen in other orientations."""
+
+TURNS = ("jki", "IJk", "KiJ", "ikJ", "Kji")
+"""These orientations, one after the other, by where axes run in the own one; capitals: against."""
 
 SCATTERED = 1.5
 """Times as far as usual, from which on a warning tells that votes scatter."""
@@ -44,6 +50,25 @@ class Stage:
     manifest: Manifest
     networks: Sequence[Network]
     mean: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What both networks find in one orientation.
+
+    Attributes:
+        landmarks: Of both.
+        seen: Of the first.
+        rival: Of these.
+        doubts: That passes have shown.
+        last: The last network.
+    """
+
+    landmarks: list[ReferenceLandmark]
+    seen: list[ReferenceLandmark]
+    rival: ReferenceRival | None
+    doubts: Doubts
+    last: Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +86,7 @@ def answer_of(voxels: Array, affine: Array, first: Stage, second: Stage) -> Refe
     Args:
         voxels: (i j k).
         affine: Voxel index -> mm, RAS.
-        first: Sees the scan as it lies.
+        first: Sees the scan as it lies, and in other orientations while it shows nothing.
         second: Sees it in the pose that the first one finds.
     """
     scan = shown = ReferenceScan(voxels, affine)
@@ -69,7 +94,28 @@ def answer_of(voxels: Array, affine: Array, first: Stage, second: Stage) -> Refe
         part, to_part = trim(voxels)
         shown = ReferenceScan(part, affine @ to_part)
     grid = reference_grid(voxels, affine, first.manifest.input)
-    spacing = np.array(first.manifest.input.spacing_mm)
+    own = look = _look(grid, scan, shown, first, second)
+    if _may_turn(grid, first.manifest.input) and _has_votes(own.landmarks):
+        for turn in TURNS:
+            if _is_any_sure(look.landmarks):
+                break
+            look = _look(_turned(grid, turn), scan, shown, first, second)
+    if not _is_any_sure(look.landmarks):
+        look = own
+    landmarks, doubts = _doubt(look.landmarks, look.seen, shown, first, look.doubts, look.rival)
+    landmarks, scatter = _settle(landmarks, shown, look.last.manifest)
+    names = [one.name for one in first.manifest.landmarks]
+    places = {name: one.ras_mm for name, one in zip(names, landmarks, strict=True)}
+    radii = {name: one.region95_mm for name, one in zip(names, landmarks, strict=True)}
+    measured = [measure(spec, places, radii) for spec in first.manifest.measurements]
+    return ReferenceAnswer(landmarks, doubts | scatter, measured)
+
+
+def _look(
+    grid: ReferenceGrid, scan: ReferenceScan, shown: ReferenceScan, first: Stage, second: Stage
+) -> _Look:
+    """Have the first network see a grid, and the second one the pose that it shows."""
+    spacing = np.linalg.norm(grid.to_world[:3, :3], axis=0)
     frame = ScanFrame(grid.voxels.shape, spacing, grid.to_volume, grid.to_world)
     seen, rival = _locate(grid.voxels, frame, first)
     landmarks, last, doubts = seen, first, Doubts()
@@ -88,13 +134,35 @@ def answer_of(voxels: Array, affine: Array, first: Stage, second: Stage) -> Refe
         refined, _ = _locate(*posed, second)
         landmarks = [_merge(*both, tolerance_mm) for both in zip(seen, refined, strict=True)]
         pose, last = _improve(refined, pose, second), second
-    landmarks, doubts = _doubt(landmarks, seen, shown, first, doubts, rival)
-    landmarks, scatter = _settle(landmarks, shown, last.manifest)
-    names = [one.name for one in first.manifest.landmarks]
-    places = {name: one.ras_mm for name, one in zip(names, landmarks, strict=True)}
-    radii = {name: one.region95_mm for name, one in zip(names, landmarks, strict=True)}
-    measured = [measure(spec, places, radii) for spec in first.manifest.measurements]
-    return ReferenceAnswer(landmarks, doubts | scatter, measured)
+    return _Look(landmarks, seen, rival, doubts, last)
+
+
+def _may_turn(grid: ReferenceGrid, spec: InputSpec) -> bool:
+    is_alike = len(set(spec.spacing_mm)) == 1 and spec.tile_shape == "whole"
+    return is_alike and not spec.upright and grid.voxels.size <= MOST_VOXELS
+
+
+def _has_votes(landmarks: Sequence[ReferenceLandmark]) -> bool:
+    return sum(one.mass > 0 for one in landmarks) >= LEAST_LANDMARKS
+
+
+def _is_any_sure(landmarks: Sequence[ReferenceLandmark]) -> bool:
+    return any(one.status == "detected" for one in landmarks)
+
+
+def _turned(grid: ReferenceGrid, letters: str) -> ReferenceGrid:
+    """Turn a grid so that its axes run along i, j, k of the own one, or against: I, J, K."""
+    turn, size = np.zeros((4, 4)), grid.voxels.shape
+    turn[3, 3] = 1.0
+    order = ["ijk".index(letter.lower()) for letter in letters]
+    flips = [new for new, letter in enumerate(letters) if letter.isupper()]
+    for new, old in enumerate(order):
+        turn[old, new] = -1.0 if new in flips else 1.0
+        turn[old, 3] = size[old] - 1 if new in flips else 0.0
+    voxels = np.flip(grid.voxels.transpose(order), tuple(flips))
+    return replace(
+        grid, voxels=voxels, to_volume=grid.to_volume @ turn, to_world=grid.to_world @ turn
+    )
 
 
 def _locate(
