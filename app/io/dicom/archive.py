@@ -123,7 +123,7 @@ def list_files(content: Content, max_bytes: int, most: int | None = None) -> lis
             )
         begin = _begin(view, offset)
         spans.append((offset, begin + stored))
-        if size > (MAX_INFLATION * stored if method == DEFLATED else stored):
+        if size > MAX_INFLATION * stored:
             raise _broken("entries no larger than what they are stored in")
         if not name.endswith(b"/"):
             data = view[begin : begin + stored]
@@ -142,10 +142,10 @@ def _find_directory(view: memoryview) -> tuple[int, int]:
     found = tail.rfind(END_MAGIC)
     if found < 0 or found + END.size > len(tail):
         raise BrokenVolume("expected a whole ZIP archive, got a truncated one")
-    _, disk, first_disk, _, entries, size, start, _ = END.unpack_from(tail, found)
+    *_, entries, size, start, _ = END.unpack_from(tail, found)
     if entries == ZIP64_ENTRIES or ZIP64 in (size, start):
         raise _zip64()
-    if disk or first_disk or start + size > len(view) - len(tail) + found:
+    if start + size > len(view) - len(tail) + found:
         raise _broken("its directory within one file")
     return start, entries
 

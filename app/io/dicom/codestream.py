@@ -84,7 +84,7 @@ def declared_size(data: bytes) -> tuple[int, int]:
             size = _jpeg2000_size(data)
         elif data.startswith(JPEG_START):
             size = _jpeg_size(data)
-    except struct.error:
+    except (struct.error, IndexError):
         pass
     if size is None:
         raise corrupt_image()
@@ -115,7 +115,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
     at = len(JPEG_START)
     for _ in range(MAX_SEGMENTS):
         start, marker, length = struct.unpack_from(">BBH", data, at)
-        if start != 0xFF or marker < min(JPEG_FRAMES) or marker in BARE or length < 2:
+        if start != 0xFF or marker < min(JPEG_FRAMES) or marker in BARE:
             raise corrupt_image()
         yield marker, at
         if marker == JPEG_SCAN:
@@ -130,7 +130,7 @@ def _jpeg2000_size(data: bytes) -> tuple[int, int] | None:
     right, lower, left, upper, *tile = grid[:6]
     size = lower - upper, right - left
     coding = _coding(data, len(JPEG2000_START) + length)
-    if components != 1 or min(*size, *tile) < 1 or len(coding) < 10:
+    if components != 1 or min(*size, *tile) < 1:
         return None
     layers, blocks = _count_blocks(size, (tile[1], tile[0]), coding)
     most = SLACK_BLOCKS + math.prod(size) // BLOCK_PIXELS
@@ -157,7 +157,7 @@ def _coding(data: bytes, at: int) -> bytes:
             at = behind
             continue
         is_again = marker == CODING and coding
-        if start != 0xFF or marker not in JPEG2000_SEGMENTS or is_again or length < 2:
+        if start != 0xFF or marker not in JPEG2000_SEGMENTS or is_again:
             break
         if marker == CODING:
             coding = data[at + 4 : at + 2 + length]
@@ -173,8 +173,6 @@ def _count_blocks(size: tuple[int, int], tile: tuple[int, int], coding: bytes) -
     style, _, layers, _, levels, *exponents = struct.unpack_from(">BBHB3B", coding)
     exponents.reverse()  # Height, width.
     precincts = coding[10:] if style & 1 else b"\xff" * (levels + 1)
-    if len(precincts) <= levels:
-        raise corrupt_image()
     blocks = 0
     for level in range(levels + 1):
         halved = min(level, 1)  # Three bands of half the size but on the lowest level.

@@ -15,12 +15,16 @@ from pydicom.uid import ExplicitVRLittleEndian, MediaStorageDirectoryStorage
 
 from app.errors import BadGeometry, BrokenVolume, NotAVolume, RequestError, TooLarge
 from app.io.dicom import check_start
-from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, ENTRY, list_files
+from app.io.dicom.archive import DIRECTORY_MAGIC, END_MAGIC, ENTRY, ENTRY_MAGIC, list_files
 from app.io.volume import VolumeLimits, check_header, read_volume
 from tests.support.dicom_files import as_dicom, as_enhanced, changed, write, zipped
 from tests.support.nifti_files import counting
 
 LIMIT = 1 << 30
+
+TWO = zipped([b"x" * 1000, b"y"])
+CUT_OFF = ENTRY_MAGIC + DIRECTORY_MAGIC
+"""Behind an archive: the starts of records that its end cuts off."""
 
 
 def read_all(content: bytes) -> list[bytes]:
@@ -38,6 +42,7 @@ def put(content: bytes, magic: bytes, at: int, form: str, value: int) -> bytes:
 def test_files_are_read_in_the_order_of_the_directory(method: int) -> None:
     files = [b"one" * 100, b"", b"two" * 70_000]
     assert read_all(zipped(files, method)) == files
+    assert not read_all(zipped([b""], method, "folder-{}/"))
 
 
 @pytest.mark.parametrize("size", [0xFFFF, 0xFFFF - ENTRY.size - 1])
@@ -79,7 +84,7 @@ def test_entry_shorter_than_declared_is_truncated() -> None:
     content = put(zipped([b"x" * 1000]), DIRECTORY_MAGIC, 24, "<I", 1001)
     (file,) = list_files(content, LIMIT)
     with pytest.raises(BrokenVolume, match="truncated"):
-        file.open(lambda: None).skip(1001)
+        file.open(lambda: None).read(1001)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +97,11 @@ def test_entry_shorter_than_declared_is_truncated() -> None:
         (DIRECTORY_MAGIC, 24, "<I", 0x7FFFFFFF, TooLarge, "LANDMARKD_MAX_INFLATED_BYTES"),
         (DIRECTORY_MAGIC, 24, "<I", 0x00FFFFFF, BrokenVolume, "what they are stored in"),
         (DIRECTORY_MAGIC, 42, "<I", 3, BrokenVolume, "where its directory says"),
+        (DIRECTORY_MAGIC, 42, "<I", len(TWO), BrokenVolume, "where its directory says"),
+        (
+            *(DIRECTORY_MAGIC, 32, "<H", len(TWO) + 4 - TWO.rindex(DIRECTORY_MAGIC)),
+            *(BrokenVolume, "a whole directory"),
+        ),
         (END_MAGIC, 10, "<H", 9, BrokenVolume, "a whole directory"),
         (END_MAGIC, 10, "<H", 0xFFFF, NotAVolume, "ZIP64"),
         (END_MAGIC, 16, "<I", 1 << 30, BrokenVolume, "within one file"),
@@ -100,16 +110,17 @@ def test_entry_shorter_than_declared_is_truncated() -> None:
 def test_directory_that_cannot_be_true_is_refused(
     magic: bytes, at: int, form: str, value: int, error: type[RequestError], said: str
 ) -> None:
-    content = put(zipped([b"x" * 1000, b"y"]), magic, at, form, value)
+    content = put(TWO + CUT_OFF, magic, at, form, value)
     with pytest.raises(error, match=f"^expected .*{said}"):
         list_files(content, LIMIT)
 
 
-def test_entries_that_overlap_are_refused() -> None:
+@pytest.mark.parametrize(("at", "value"), [(42, 0), (20, 2000)], ids=["first", "directory"])
+def test_entry_that_overlaps_another_or_the_directory_is_refused(at: int, value: int) -> None:
     content = zipped([b"x" * 1000, b"x" * 1000])
     second = content.rindex(DIRECTORY_MAGIC)
     twice = bytearray(content)
-    struct.pack_into("<I", twice, second + 42, 0)
+    struct.pack_into("<I", twice, second + at, value)
     with pytest.raises(BrokenVolume, match="do not overlap"):
         list_files(bytes(twice), LIMIT)
 
