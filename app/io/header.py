@@ -221,7 +221,7 @@ def parse_lengths(text: str, field: str) -> list[int]:
     Raises:
         BrokenVolume: They are not whole numbers of at most 12 digits, or more than 16.
     """
-    words = text.split(maxsplit=16)
-    if len(words) > 16 or not all(w.isascii() and w.isdigit() and len(w) <= 12 for w in words):
+    words = text.split(maxsplit=15)
+    if not all(w.isascii() and w.isdigit() and len(w) <= 12 for w in words):
         raise BrokenVolume(f"expected up to 16 whole numbers in {field}, got something else")
     return [int(word) for word in words]

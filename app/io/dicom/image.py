@@ -231,8 +231,8 @@ def _pixel_type(head: Head) -> PixelType:
     if head.order == ">" and allocated == 8:
         raise BadVoxels("expected pixels of 16 or 32 bits in big-endian files, got 8")
     kind = "i" if _integer(head, Tag.PixelRepresentation, 0) else "u"
-    order = head.order if head.length is not None else "<"
-    return PixelType(head.syntax, rows, columns, np.dtype(f"{order}{kind}{allocated // 8}"), bits)
+    dtype = np.dtype(f"{head.order}{kind}{allocated // 8}")
+    return PixelType(head.syntax, rows, columns, dtype, bits)
 
 
 def _frames(head: Head) -> int:

@@ -12,6 +12,10 @@ from app.io.volume import HEAD_BYTES, Selection, VolumeLimits, check_header, rea
 from tests.support.nifti_files import AFFINE, SHAPE, ByteOrder, assert_fit_for_use, counting
 from tests.support.scan_files import MET_TYPES, as_metaimage
 
+FOUR_AXES = {
+    "NDims": 4, "DimSize": "7 5 4 1", "Offset": "0 0 0 0", "ElementSpacing": "1 1 1 1",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -93,6 +97,10 @@ def test_truncated_and_corrupt_zlib_streams_are_refused(kept: int) -> None:
         ({"DistanceUnits": "cm"}, BadGeometry, "got others"),
         ({"NDims": 2, "DimSize": "7 20"}, BadGeometry, "3 axes or more"),
         ({"NDims": 4}, BrokenVolume, "as NDims says"),
+        ({"Comment = a\nComment": "b"}, BrokenVolume, "each once"),
+        ({"no field\nComment": "b"}, BrokenVolume, "each once"),
+        (FOUR_AXES | {"TransformMatrix": "1 0 0 1 0 1 0 0 0 0 1 0 0 0 0 1"}, BadGeometry, "across"),
+        (FOUR_AXES | {"TransformMatrix": "1 0 0 0 0 1 0 0 0 0 1 0 1 0 0 1"}, BadGeometry, "across"),
         ({"DimSize": "7 5 99999"}, TooLarge, "limit is LANDMARKD_MAX_AXIS"),
     ],
 )

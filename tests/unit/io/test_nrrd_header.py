@@ -83,6 +83,26 @@ def test_frames_lie_before_or_behind_the_axes_in_space(
         check_header(content)
 
 
+@pytest.mark.parametrize(
+    ("shape", "none", "said"),
+    [
+        ((2, *SHAPE, 2), (0, 4), "before or behind the axes in space, got both"),
+        ((7, 5, 2, 4), (2,), "side by side, got 3 of 4"),
+        (SHAPE, (1,), "side by side, got 2 of 3"),
+        ((65_537, 1, 1, 1), (0,), "at most 65,536 frames before the axes in space, got 65,537"),
+    ],
+)
+def test_axes_in_space_are_three_with_all_frames_to_one_side(
+    shape: tuple[int, ...], none: tuple[int, ...], said: str
+) -> None:
+    directions = np.full((len(shape), 3), np.nan)
+    for axis in set(range(len(shape))) - set(none):
+        directions[axis] = np.roll([1, 0, 0], axis)
+    fields: dict[str, Any] = {"space directions": directions}
+    with pytest.raises(BadGeometry, match=said):
+        check_header(as_nrrd(counting(shape, "uint8"), **fields))
+
+
 def test_vectors_are_not_frames() -> None:
     directions = np.concatenate([np.full((1, 3), np.nan), AFFINE[:3, :3].T])
     fields: dict[str, Any] = {
@@ -162,6 +182,9 @@ def test_vectors_may_hold_spaces(old: bytes, new: bytes) -> None:
         (b"dimension: 3", b"dimension: 4", BrokenVolume, "as the dimension says"),
         (b"sizes: 7 5 4", b"sizes: 7 5 0", BadGeometry, "none empty"),
         (b"sizes: 7 5 4", b"sizes: 7 5 -4", BrokenVolume, "whole numbers in sizes"),
+        (b"sizes: 7 5 4", b"sizes: 7 5 \xb2", BrokenVolume, "whole numbers in sizes"),
+        (b"sizes: 7 5 4", b"sizes: 7 5 " + b"4" * 5000, BrokenVolume, "whole numbers in sizes"),
+        (b"sizes: 7 5 4", b"sizes: 7 5 4" + b" 1" * 14, BrokenVolume, "up to 16 whole numbers"),
         (b"sizes: 7 5 4", b"sizes: 7 5 400", BrokenVolume, "a body that holds"),
         (b"space origin:", b"origin:", BadGeometry, "with space origin"),
         (b"space directions:", b"directions:", BadGeometry, "with space directions"),
@@ -169,7 +192,10 @@ def test_vectors_may_hold_spaces(old: bytes, new: bytes) -> None:
         (b"space origin: (", b"space origin: (1_0,", BrokenVolume, "3 numbers in space origin"),
         (b"space directions: (", b"space directions: x (", BrokenVolume, "directions, got 4"),
         (b"space directions: (", b"space directions: ((", BrokenVolume, "in space directions"),
+        (b"space origin: (", b"space origin: ", BrokenVolume, "vectors in space origin"),
+        (b"encoding: raw", b"encoding: raw\nnotes", BrokenVolume, "each once"),
         (b"space origin: (-20", b"space origin: (9e9", BadGeometry, "is its unit of length right"),
+        (b"space origin: (-20", b"space origin: (9e999", BadGeometry, "a finite affine"),
         (b"space: left", b"measured: left", BadGeometry, "got none or another"),
     ],
 )

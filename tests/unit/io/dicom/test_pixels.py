@@ -1,11 +1,12 @@
 """Pixels: compressed transfer syntaxes, real files, and compressed images that are broken."""
 
+import io
 import math
 import re
 import struct
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pydicom
 import pydicom.data
 import pytest
 from numpy.testing import assert_array_equal
+from pydicom.encaps import encapsulate
 from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, RLELossless
 
 from app.errors import BadVoxels, BrokenVolume, RequestError
@@ -26,6 +28,7 @@ from tests.support.dicom_files import (
     jp2,
     jpeg2000,
     packed_bits,
+    write,
     zipped,
 )
 from tests.support.nifti_files import counting
@@ -64,6 +67,12 @@ def long_jp2(array: np.ndarray) -> bytes:
     return head[:-4] + struct.pack(">I4sQ", 1, kind, 16 + len(stream)) + stream + b"\0\0\0\x08xml "
 
 
+def with_a_code_for_nothing(array: np.ndarray) -> bytes:
+    packed = packed_bits(array)
+    (second,) = struct.unpack_from("<I", packed, 8)
+    return packed[:second] + b"\x80" + packed[second:]
+
+
 @pytest.mark.parametrize(
     ("syntax", "encode"),
     [
@@ -71,6 +80,7 @@ def long_jp2(array: np.ndarray) -> bytes:
         (JPEG2000Lossless, jp2),
         (JPEG2000Lossless, long_jp2),
         (RLELossless, packed_bits),
+        (RLELossless, with_a_code_for_nothing),
     ],
 )
 def test_compressed_images_have_the_voxels_of_plain_ones(
@@ -81,6 +91,37 @@ def test_compressed_images_have_the_voxels_of_plain_ones(
     assert_array_equal(read_volume(zipped(files)).voxels, array)
     frames = compressed(as_enhanced(array), syntax, encode)
     assert_array_equal(read_volume(frames).voxels, array * 2.0 - 5)
+
+
+FRAMES = counting((33, 34, 3), "uint16") * 5
+
+
+def of_frames(
+    frames: Sequence[np.ndarray], *, fragments: int = 1, has_table: bool = False
+) -> bytes:
+    """Write a file of three frames whose pixels are of others."""
+    dataset = pydicom.dcmread(io.BytesIO(compressed(as_enhanced(FRAMES), RLELossless, packed_bits)))
+    packed = [packed_bits(np.ascontiguousarray(frame)) for frame in frames]
+    dataset.PixelData = encapsulate(packed, fragments, has_bot=has_table)
+    return write(dataset, RLELossless)
+
+
+@pytest.mark.parametrize(("fragments", "has_table"), [(1, False), (3, True)])
+def test_frames_are_told_by_a_table_of_them_or_are_one_fragment_each(
+    fragments: int, has_table: bool
+) -> None:
+    content = of_frames(FRAMES.T, fragments=fragments, has_table=has_table)
+    assert_array_equal(read_volume(content).voxels, FRAMES * 2.0 - 5)
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"), [(FRAMES.T[:2], "got 2"), ([*FRAMES.T, FRAMES.T[0]], "got more")]
+)
+def test_fewer_or_more_images_than_frames_are_refused(
+    frames: Sequence[np.ndarray], said: str
+) -> None:
+    with pytest.raises(BrokenVolume, match=f"^expected 3 compressed images.*, {said}"):
+        read_volume(of_frames(frames))
 
 
 def test_missing_decoder_is_named_with_what_it_needs() -> None:

@@ -57,6 +57,21 @@ def test_every_plain_transfer_syntax_is_read(syntax: str) -> None:
     assert_array_equal(read_volume(zipped(as_dicom(syntax=syntax))).voxels, counting())
 
 
+def test_what_says_nothing_new_may_be_left_out() -> None:
+    elements = dict.fromkeys(("BitsStored", "HighBit", "SamplesPerPixel", "PixelRepresentation"))
+    files = as_dicom(counting(dtype="uint16"), **elements)
+    assert_array_equal(read_volume(zipped(files)).voxels, counting())
+    dataset = pydicom.dcmread(io.BytesIO(as_enhanced()))
+    del dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness
+    content = write(dataset, ExplicitVRLittleEndian)
+    assert_array_equal(read_volume(content).voxels, counting() * 2 - 5)
+
+
+def test_bytes_of_big_endian_files_are_refused_as_they_may_be_swapped() -> None:
+    with pytest.raises(BadVoxels, match="16 or 32 bits in big-endian files, got 8"):
+        read_volume(zipped(as_dicom(counting(dtype="uint8"), syntax=ExplicitVRBigEndian)))
+
+
 def test_digest_depends_on_the_images_alone() -> None:
     files = as_dicom()
     digest = read_volume(zipped(files)).digest
@@ -175,11 +190,16 @@ def test_files_that_are_no_images_are_ignored_with_a_warning() -> None:
         ({"PixelSpacing": ["0", "1"]}, BadGeometry, "positive PixelSpacing"),
         ({"PhotometricInterpretation": "RGB", "SamplesPerPixel": 3}, BadVoxels, "colours"),
         ({"PhotometricInterpretation": "PALETTE COLOR"}, BadVoxels, "palette"),
+        ({"SamplesPerPixel": 3}, BadVoxels, "colours"),
         ({"HighBit": 14, "BitsStored": 12}, BadVoxels, "HighBit"),
         ({"BitsAllocated": 1, "BitsStored": 1, "HighBit": 0}, BadVoxels, "got 1 of 1"),
+        ({"BitsStored": 17, "HighBit": 16}, BadVoxels, "got 17 of 16"),
         ({"Rows": 6}, BrokenVolume, "84 bytes of pixels in a DICOM file, got 70"),
         ({"Rows": 0}, BadGeometry, "rows and columns"),
+        ({"Columns": 0}, BadGeometry, "rows and columns"),
         ({"Rows": None}, BrokenVolume, "with Rows"),
+        ({"ImagePositionPatient": ["1e99", 0, 0]}, BadGeometry, "finite positions"),
+        ({"RescaleSlope": "1e999"}, BadVoxels, "finite RescaleSlope"),
         ({"RescaleSlope": "1e99"}, None, ""),
     ],
 )
@@ -207,6 +227,7 @@ MALFORMED = [
     ("ImagePositionPatient", "0\\0"),
     ("ImageOrientationPatient", "1\\0\\0\\0\\x\\0"),
     ("RescaleSlope", "1,0"),
+    ("RescaleSlope", "1-2"),
     ("RescaleIntercept", PATIENT),
 ]
 
