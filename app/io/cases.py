@@ -13,7 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from app.errors import BadParameter
-from app.geometry import LPS_FROM_RAS, Affine, is_inside, spacing_of, transform
+from app.geometry import LPS_FROM_RAS, Affine, spacing_of, transform
 from app.io.dicom import is_dicom
 from app.io.gzip_stream import CHUNK_BYTES, GZIP_MAGIC, Content, FileStream, write_gzip
 from app.io.nifti_header import read_nifti_header
@@ -123,11 +123,10 @@ def correct(
 def write_case(answer: LandmarksAnswer, case: CaseAnswer) -> bytes:
     """Write the landmark file of a case: a Slicer Markups file.
 
-    A doubtful point, or one outside the scan, that nobody has judged has no position there, as
-    nothing should be learned from it.
+    A doubtful point that nobody has judged has no position there, as nothing should be learned
+    from it.
     """
-    shape = answer.volume.shape
-    points = [one if _is_sure(one, shape) else _unplaced(one) for one in answer.landmarks]
+    points = [one if _is_sure(one) else _unplaced(one) for one in answer.landmarks]
     document = json.loads(write_mrk_json(answer.model_copy(update={"landmarks": points})))
     (markup,) = document["markups"]
     markup[OWN_KEY] = case.model_dump(mode="json")
@@ -215,11 +214,8 @@ def _is_nifti(content: Content) -> bool:
     return not is_dicom(content) and choose_reader(FileStream(content)) is read_nifti_header
 
 
-def _is_sure(landmark: LandmarkAnswer, shape: Sequence[int]) -> bool:
-    if landmark.decided_by == "person":
-        return True
-    inside = landmark.ijk is not None and is_inside(landmark.ijk, shape)
-    return landmark.status == "detected" and bool(inside)
+def _is_sure(landmark: LandmarkAnswer) -> bool:
+    return landmark.decided_by == "person" or landmark.status == "detected"
 
 
 def _unplaced(landmark: LandmarkAnswer) -> LandmarkAnswer:
