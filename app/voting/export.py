@@ -114,11 +114,9 @@ def write_volumes(
 def _nifti_header(shape: tuple[int, ...], affine: Affine) -> bytes:
     header = nifti1.Nifti1Header(endianness="<")
     header.set_data_shape(shape)
-    header.set_data_dtype(np.float32)
     header.set_zooms((*spacing_of(affine), *[1.0] * (len(shape) - 3)))
     header.set_sform(affine, ALIGNED)
     header.set_xyzt_units("mm")
-    header["magic"] = b"n+1"
     header["vox_offset"] = nifti1.Nifti1Header.single_vox_offset
     content: bytes = header.binaryblock
     return content + bytes(nifti1.Nifti1Header.single_vox_offset - len(content))

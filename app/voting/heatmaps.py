@@ -78,7 +78,6 @@ def aggregate(
 
     def sum_part(first: int, last: int) -> None:
         begin, end = np.searchsorted(starts, np.minimum((first, last), starts[-1]))
-        end = len(heatmaps) if last == len(votes) else end
         sum_planes(*by_plane, 1 / FIXED_ONE, begin, end, heatmaps)
 
     run_split(sum_part, len(votes), VOTES_PER_THREAD)

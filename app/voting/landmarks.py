@@ -309,9 +309,8 @@ def _describe(
 ) -> Landmark:
     """Derive everything known about one landmark."""
     answer = (index, choice.mode)
-    exists = choice.mode >= 0
-    mass = float(modes.mass[answer]) if exists else 0.0
-    coherence = float(modes.coherence[answer]) if exists else 0.0
+    # Where there is no mode, both are 0.
+    mass, coherence = float(modes.mass[answer]), float(modes.coherence[answer])
     status = _status(spec, choice, mass, coherence, inside=bool(positions.inside[answer]))
     found = status in ("detected", "low_confidence")
     confidence = confidence_of(mass, 1.0 if choice.agrees else coherence, spec.presence_threshold)
@@ -353,7 +352,7 @@ def _status(
     present = mass >= spec.presence_threshold
     agrees = choice.agrees and choice.plausible
     supported = agrees if choice.in_shape else coherence >= MIN_COHERENCE
-    if choice.mode < 0 or mass < MIN_RELATIVE_MASS * spec.presence_threshold:
+    if mass < MIN_RELATIVE_MASS * spec.presence_threshold:
         return "not_found"
     if not inside:
         return "out_of_field" if present and supported else "not_found"

@@ -108,9 +108,8 @@ def find_modes(votes: Votes, readout: Readout, count: int) -> Modes:
     sums = _mean_shift(grouped, centres, unit, error_mm / reach_mm) / FIXED_ONE
     described = cpu_modes.describe_modes(centres, sums, spacing, reach_mm, reach_mm**2)
     position, source, covariance_mm2 = described
-    if readout.round_in_voxels:
-        stretch = readout.spacing_mm / spacing
-        covariance_mm2 *= np.outer(stretch, stretch)
+    stretch = readout.spacing_mm / spacing  # 1, unless heatmaps are round in voxels.
+    covariance_mm2 *= np.outer(stretch, stretch)
     total, first = np.zeros((len(centres), 1)), grouped.starts[:-1]
     some = np.diff(grouped.starts) > 0  # Of no votes, reduceat would give the next landmark's.
     total[some, 0] = np.add.reduceat(grouped.weight, first[some]) / FIXED_ONE
