@@ -127,12 +127,12 @@ def npz(arrays: Arrays, *, compressed: bool = True) -> bytes:
 
 
 def safetensors(arrays: Arrays, dtype: torch.dtype = torch.float32) -> bytes:
-    """Write a safetensors file, its floats as one type."""
+    """Write a safetensors file, its floats as one type, with metadata as many programs add."""
     tensors: dict[str, Tensor] = {}
     for name, array in arrays.items():
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    content: bytes = save(tensors)
+    content: bytes = save(tensors, metadata={"format": "pt"})
     return content
 
 

@@ -122,6 +122,9 @@ def test_heatmaps_are_the_sums_of_the_votes(
     assert image.shape == (*shape, LANDMARKS)
     assert image.get_data_dtype() == np.float32
     assert_allclose(image.affine, OBLIQUE, rtol=1e-6)
+    # Many programs take the spacing from here.
+    spacing = np.linalg.norm(OBLIQUE[:3, :3], axis=0)
+    assert_allclose(image.header.get_zooms(), [*spacing, 1], rtol=1e-6)
     assert image.header.get_xyzt_units()[0] == "mm"
     votes = oracle.collect(output.scores[1:].astype(float), output.offsets.astype(float), 0.3)
     expected = oracle.heatmaps(

@@ -111,6 +111,7 @@ def test_affine_may_be_whole_numbers(dtype: type[np.generic]) -> None:
         (safetensors({"probs": SMALL[:0]}), "'probs': .* none empty"),
         (save({"probs": torch.zeros(3, dtype=torch.int32)}), "'probs': .* got int32"),
         (save({"probs": torch.zeros(3, dtype=torch.bool)}), "'probs': .* got bool"),
+        (save({"probs": torch.zeros(3, dtype=torch.float8_e5m2)}), "'probs': .* got F8_E5M2"),
         (headed(declaring(descr="<f1")), "'probs': .* not a valid dtype descriptor: '<f1'"),
         (headed(declaring(descr="|O")), r"'probs': .* got \|O"),
         (headed(declaring("__import__('os')")), "expected one plain array"),
@@ -306,9 +307,10 @@ def test_arrays_are_counted_whatever_a_packer_notes_about_each() -> None:
 
 
 def test_header_of_safetensors_that_lies_is_refused() -> None:
-    for end in (92, 100, 1 << 62):
-        entry = {"dtype": "F32", "shape": [2, 3, 4], "data_offsets": [0, end]}
-        head = json.dumps({"probs": entry}).encode()
+    """Also one whose arrays share their bytes: in memory, each would take its own."""
+    for ends in ([92], [100], [1 << 62], [96, 96]):
+        entries = [{"dtype": "F32", "shape": [2, 3, 4], "data_offsets": [0, end]} for end in ends]
+        head = json.dumps(dict(zip(NAMES, entries, strict=False))).encode()
         with pytest.raises(BrokenArchive):
             read_archive(struct.pack("<Q", len(head)) + head + SMALL.tobytes(), MOST)
 

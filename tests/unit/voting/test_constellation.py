@@ -107,6 +107,23 @@ def test_a_rival_is_the_same_whatever_its_masses_are_measured_in() -> None:
         assert other.share == pytest.approx(rival.share)
 
 
+@pytest.mark.parametrize(
+    ("agreeing", "mass", "elsewhere", "share"),
+    [(5, 0.9, 0.0, 0.5), (4, 1.0, 0.0, None), (6, 0.7, 0.0, 0.47), (6, 0.5, 0.5, None)],
+)
+def test_a_rival_has_half_the_landmarks_and_two_fifths_of_the_mass_of_what_it_rivals(
+    agreeing: int, mass: float, elsewhere: float, share: float | None
+) -> None:
+    """Of nine; other modes of theirs lie where none of them is expected."""
+    mean, truth = make_few(0, 9)
+    positions = np.stack([truth + 1000.0, truth], axis=1)
+    positions[agreeing:, 1] *= 3
+    masses = np.array([(1.0, mass if index < agreeing else elsewhere) for index in range(9)])
+    found = Constellation(truth + 1000.0, np.zeros(9, dtype=np.int64))
+    rival = find_rival(found, positions, masses, Shape(mean, TOLERANCE_MM))
+    assert (rival and rival.share) == (share and pytest.approx(share, abs=0.01))
+
+
 @pytest.mark.parametrize("present", [4, 6, 12, 30])
 def test_any_number_of_present_landmarks_from_four_on_is_enough(present: int) -> None:
     """Landmarks without modes have an expected position, and no mode chosen."""

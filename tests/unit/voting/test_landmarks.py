@@ -12,6 +12,7 @@ from scipy.spatial.transform import Rotation
 
 from app.errors import BadParameter
 from app.geometry import transform, translation
+from app.model import Shape
 from app.model.outputs import Field
 from app.preprocessing.grid import Grid
 from app.voting.landmarks import Landmark, confidence_of, locate
@@ -26,6 +27,7 @@ from tests.support.synthetic import (
     find_on,
     make_grid,
     make_manifest,
+    pointing_at,
     scattered,
     shuffled,
     thinned,
@@ -102,6 +104,16 @@ def test_two_coherent_modes_are_listed_best_first() -> None:
     assert three.status == "low_confidence"
     assert three.coherence < 0.5
     assert len(three.candidates) == 3
+
+
+def test_a_mode_of_few_votes_or_outside_the_volume_is_no_candidate() -> None:
+    places = np.array([(30.0, 10, 32), (12.0, 28, 30), (10.0, -2, 10)])
+    parts = [ball_votes(tuple(place), SCAN_SHAPE, 5.0) for place in places]
+    parts[1] = thinned(parts[1], 0.03)
+    agreeing = zip(parts, places, strict=True)
+    votes = [pointing_at(part, np.tile(place, (len(part), 1))) for part, place in agreeing]
+    (landmark,) = find(concat_votes(votes))
+    assert len(landmark.candidates) == 1
 
 
 def test_a_landmark_outside_the_volume_is_out_of_field() -> None:
@@ -189,6 +201,7 @@ def test_the_shape_chooses_among_modes_and_moves_no_point() -> None:
     votes = constellation_votes(truth, [2, 5], np.array([20.0, 18, 10]))
     mean = Rotation.from_euler("xyz", (0.4, -1.1, 2.0)).apply(0.9 * truth) - 3.0
     mean[0] += 0.7  # A mean shape is never the subject's own.
+    mean[7] = np.nan  # In no shape: its votes alone decide.
     with_shape, without = find(votes, truth=mean, landmarks=8), find(votes, landmarks=8)
     alone = find(constellation_votes(truth, [], truth[0]), landmarks=8)
     for c in range(8):
@@ -204,6 +217,9 @@ def test_the_shape_chooses_among_modes_and_moves_no_point() -> None:
         assert without[c].ras_mm is not None
         assert np.linalg.norm(without[c].ras_mm - truth[c]) > 5
         np.testing.assert_allclose(with_shape[c].candidates[1].ras_mm, (20, 18, 10), atol=0.6)
+    one_mode = Shape(mean, tolerance_mm=2.0, modes=1)
+    strongest = find_on(make_grid(), votes, make_manifest(8, shape=True), one_mode)
+    assert {len(landmark.candidates) for landmark in strongest} == {1}
 
 
 def test_a_mode_far_from_the_fit_is_low_confidence_with_the_expected_position_given() -> None:

@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 from app.geometry import scaling, translation
 from app.preprocessing.grid import ScanExtent
 from app.voting.heatmaps import aggregate
-from app.voting.modes import Modes, find_modes, voters_around
+from app.voting.modes import Modes, drop_padding, find_modes, voters_around
 from app.voting.peaks import find_peaks, group_votes
 from app.voting.readout import Readout
 from app.voting.reference import Placement
@@ -249,7 +249,7 @@ def test_the_tiles_that_a_field_is_cut_into_change_no_bit(
     assert torch.equal(heatmaps, aggregate(whole, range(3), readout, 0.6))
 
 
-@given(seed=st.integers(0, 2**16), stride=st.sampled_from([1, 2, 3]), radius=st.floats(0.5, 6.0))
+@given(seed=st.integers(0, 2**16), stride=st.sampled_from([1, 2, 3, 4]), radius=st.floats(0.5, 6.0))
 @settings(max_examples=50)
 def test_voters_are_counted_as_the_oracle_counts_them(
     seed: int, stride: int, radius: float
@@ -315,10 +315,13 @@ def test_votes_of_a_coordinate_are_one_mode_up_to_the_diagonal_of_the_scan(
     spacing, place = (1.0, 1.0, thickness_mm), np.array([12.0, 30.0, 9.0])
     diagonal_mm = float(np.linalg.norm(np.multiply(SHAPE, spacing)))
     readout = Readout(2, SHAPE, spacing, diagonal_mm, votes_each=6)
+    elsewhere = ScanExtent(translation((-99.0, 0.0, 0.0)), SHAPE)  # No voxel there casts them.
     for share in (0.1, 0.5, 0.6, 0.95, 1.05, 2.0):
         sigma = share * diagonal_mm / np.linalg.norm(spacing)
         away = np.sqrt(3.0) * sigma * np.vstack([np.eye(3), -np.eye(3)])
-        modes = find_modes(votes_at(place + away, probability=0.4), readout, 4)
+        votes = votes_at(place + away, probability=0.4)
+        assert drop_padding(votes, replace(readout, scan=elsewhere)) is votes
+        modes = find_modes(votes, readout, 4)
         assert modes.weight[:, 0].tolist() == pytest.approx([2.4 * (share < 1), 0.0])
         assert modes.mass[:, 0].tolist() == pytest.approx([0.4 * (share < 1), 0.0])
         if share < 1:

@@ -19,6 +19,8 @@ from tests.support.reference_votes import ReferenceVotes
 SEEDS = range(40)
 RADIUS_MM, TOLERANCE_MM = 3.0, 1.5
 NUMBERS = ("mass", "coherence", "confidence", "spread_mm", "disagreement_mm", "ijk", "ras_mm")
+OF_THE_FIT = ("expected_ras_mm", "from_shape_mm")
+"""Where the reference fits another triple best, they differ by up to a fifth of the tolerance."""
 
 
 def make_subject(seed: int) -> tuple[ScanFrame, Array, Array, Array, list[float]]:
@@ -92,9 +94,10 @@ def test_modes_statuses_and_confidences_are_those_of_the_reference() -> None:
         for landmark, expected in zip(found, expected_of(seed), strict=True):
             counts[expected.status] += 1
             assert landmark.status == expected.status, seed
-            for name in NUMBERS:
+            for name in (*NUMBERS, *OF_THE_FIT):
                 number, own = getattr(landmark, name), asdict(expected)[name]
                 assert (number is None) == (own is None), (seed, name)
                 if own is not None:
-                    assert number == pytest.approx(own, rel=1e-3, abs=2e-3), (seed, name)
+                    near = 0.3 if name in OF_THE_FIT else 2e-3
+                    assert number == pytest.approx(own, rel=1e-3, abs=near), (seed, name)
     assert set(counts) == set(get_args(Status))
