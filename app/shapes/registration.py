@@ -179,8 +179,6 @@ def _leave_out(
     kind: Kind, source: Points, target: Points, weight: Float64[np.ndarray, " n"]
 ) -> Float64[np.ndarray, " n"]:
     """Measure each landmark's distance from where a fit to all others puts it."""
-    if len(source) <= MIN_PAIRS[kind]:
-        return np.full(len(source), np.inf)
     errors = []
     for left_out in range(len(source)):
         rest = np.arange(len(source)) != left_out

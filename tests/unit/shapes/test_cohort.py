@@ -172,9 +172,10 @@ def test_what_is_no_cohort_is_refused(tmp_path: Path) -> None:
         read_cohort(tmp_path / "nowhere")
     with pytest.raises(BadParameter, match="found none"):
         read_cohort(tmp_path)
-    (tmp_path / "a.csv").write_text("name,x,y,z\n1,0,0,0\n")
-    with pytest.raises(BadParameter, match="expected a table with columns scan, label"):
-        read_cohort(tmp_path / "a.csv")
+    for other in ("", "name,x,y,z\n1,0,0,0\n"):
+        (tmp_path / "a.csv").write_text(other)
+        with pytest.raises(BadParameter, match="expected a table with columns scan, label"):
+            read_cohort(tmp_path / "a.csv")
     (tmp_path / "a.fcsv").write_text("# CoordinateSystem = LPS\n1,0,0,0,0,0,0,1,1,1,0,x,,,2,0\n")
     with pytest.raises(BadParameter, match="a twice"):
         read_cohort(tmp_path)

@@ -248,6 +248,15 @@ def test_random_points_have_nothing_to_be_compared_with(tmp_path: Path) -> None:
     assert "Not looked for" in (tmp_path / "report.html").read_text()
 
 
+def test_few_specimens_and_those_that_share_no_landmarks_are_not_compared() -> None:
+    points = np.stack([make_shape(3)] * 6)
+    apart = np.full_like(points, np.nan)
+    for index in range(6):
+        apart[index, 7 * index : 7 * (index + 1)] = points[index, 7 * index : 7 * (index + 1)]
+    for some in (points[:3], apart):
+        assert find_outliers(Cohort(tuple("abcdef")[: len(some)], NAMES, some)) is None
+
+
 def test_report_on_real_skulls_shows_the_two_points_that_are_exchanged(
     data_dir: Path, tmp_path: Path
 ) -> None:

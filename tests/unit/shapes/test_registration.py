@@ -169,7 +169,21 @@ def test_nothing_is_expected_of_a_point_without_which_the_others_are_flat(
     fixed = np.r_[FIXED[:6] * rest, FIXED[6:]]
     fit = register(named(fixed + 1.0), named(fixed), kind)
     assert fit.rms_mm == pytest.approx(0.0, abs=1e-9)
-    assert fit.left_out_mm == np.inf
+    for moving, still in ((fixed + 1.0, fixed), (fixed, FIXED), (FIXED, fixed)):
+        assert register(named(moving), named(still), kind).left_out_mm == np.inf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_to_expect_of_other_points_is_told_by_fits_without_each_landmark(kind: Kind) -> None:
+    moving = transform(move(kind), FIXED) + np.random.default_rng(8).normal(0, 1.0, FIXED.shape)
+    squares = []
+    for name in NAMES:
+        rest = named(moving)
+        point = rest.pop(name)
+        affine = register(rest, named(FIXED), kind).fixed_to_moving
+        squares.append(((transform(affine, named(FIXED)[name]) - point) ** 2).sum())
+    fit = register(named(moving), named(FIXED), kind)
+    assert fit.left_out_mm == pytest.approx(np.sqrt(np.mean(squares)))
 
 
 @pytest.mark.parametrize(
@@ -186,8 +200,9 @@ def test_landmarks_that_do_not_tell_the_transform_are_refused(
     kind: Kind, points: np.ndarray, message: str
 ) -> None:
     some = dict(zip(NAMES, points, strict=False))
-    with pytest.raises(BadParameter, match=message):
-        register(some, some, kind)
+    for moving, fixed in ((some, some), (some, named(FIXED)), (named(FIXED), some)):
+        with pytest.raises(BadParameter, match=message):
+            register(moving, fixed, kind)
 
 
 def test_points_may_be_those_of_an_answer_or_lists() -> None:
