@@ -34,7 +34,6 @@ def test_points_past_the_end_of_the_scan_lie_outside() -> None:
         ({"shape": (9, 14, 0)}, r"shape: expected three whole numbers .* got \(9, 14, 0\)"),
         ({"spacing_mm": (0.5, -0.75, 1.25)}, "spacing_mm: expected three lengths in mm, above 0"),
         ({"spacing_mm": (0.5, math.nan, 1.25)}, "spacing_mm: expected three lengths in mm"),
-        ({"spacing_mm": (0.5, 0.75)}, "spacing_mm: expected three lengths in mm"),
         ({"radius_mm": -2.0}, "radius_mm: expected a length in mm, above 0 and finite; got -2"),
         (
             {"radius_mm": math.inf},

@@ -110,7 +110,7 @@ def of_frames(
 def test_frames_are_told_by_a_table_of_them_or_are_one_fragment_each(
     fragments: int, has_table: bool
 ) -> None:
-    content = of_frames(FRAMES.T, fragments=fragments, has_table=has_table)
+    content = of_frames([*FRAMES.T], fragments=fragments, has_table=has_table)
     assert_array_equal(read_volume(content).voxels, FRAMES * 2.0 - 5)
 
 
