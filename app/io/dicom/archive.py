@@ -123,7 +123,7 @@ def list_files(content: Content, max_bytes: int, most: int | None = None) -> lis
             )
         begin = _begin(view, offset)
         spans.append((offset, begin + stored))
-        if size > MAX_INFLATION * stored:
+        if size > (MAX_INFLATION * stored if method == DEFLATED else stored):
             raise _broken("entries no larger than what they are stored in")
         if not name.endswith(b"/"):
             data = view[begin : begin + stored]

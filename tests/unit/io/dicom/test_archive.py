@@ -87,6 +87,16 @@ def test_entry_shorter_than_declared_is_truncated() -> None:
         file.open(lambda: None).read(1001)
 
 
+@pytest.mark.parametrize(("at", "value"), [(24, 1001), (20, 999)], ids=["inflated", "stored"])
+def test_stored_entry_that_declares_more_than_it_holds_is_refused_unread(
+    at: int, value: int
+) -> None:
+    """A file that is no image is not read to its end; and a job asks the disk for all of it."""
+    content = put(zipped([b"x" * 1000], zipfile.ZIP_STORED), DIRECTORY_MAGIC, at, "<I", value)
+    with pytest.raises(BrokenVolume, match="no larger than what they are stored in"):
+        list_files(content, LIMIT)
+
+
 @pytest.mark.parametrize(
     ("magic", "at", "form", "value", "error", "said"),
     [
