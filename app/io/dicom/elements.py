@@ -253,7 +253,7 @@ class _Walker:
                 break
             kept = keep and tag in SEQUENCES
             if length == UNDEFINED or kept:
-                items = self._read_items(form, length, keep=kept, depth=depth + 1)
+                items = self._read_items(tag, form, length, keep=kept, depth=depth + 1)
                 if kept:
                     dataset.sequences[tag] = items
             elif keep and tag in VALUES and (length <= VALUE_BYTES or tag not in TOLD):
@@ -265,12 +265,14 @@ class _Walker:
             if is_long and tag > Tag.Rows and Tag.Rows not in dataset.values:
                 break
 
-    def _read_items(self, form: bytes, length: int, *, keep: bool, depth: int) -> list[Dataset]:
+    def _read_items(
+        self, tag: int, form: bytes, length: int, *, keep: bool, depth: int
+    ) -> list[Dataset]:
         """Read the items of a sequence, or pass over the fragments of compressed pixels."""
         if depth > MAX_DEPTH:
             raise BrokenVolume(f"expected sequences at most {MAX_DEPTH} deep, got deeper ones")
         explicit, self._explicit = self._explicit, self._explicit and form != b"UN"
-        fragments = form in (b"OB", b"OW")
+        fragments = tag == PIXELS or form in (b"OB", b"OW")
         end = None if length == UNDEFINED else self._at + length
         items: list[Dataset] = []
         while end is None or self._at < end:

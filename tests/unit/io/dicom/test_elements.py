@@ -46,8 +46,10 @@ def sequence(tag: bytes, form: bytes, elements: bytes) -> bytes:
         sequence(b"\x88\0\0\2", b"SQ", ROWS + COMPRESSED),
         # What is inside of UN is implicit (PS3.5, 6.2.2).
         sequence(b"\x89\0\x10\x10", b"UN", b"\x89\0\x11\x10" + struct.pack("<I", 4) + b"text"),
+        sequence(b"\x89\0\x10\x10", b"UN", COMPRESSED.replace(b"OB\0\0", b"")),
+        sequence(b"\x88\0\0\2", b"SQ", COMPRESSED.replace(b"OB", b"UN")),
     ],
-    ids=["icon", "compressed icon", "of unknown elements"],
+    ids=["icon", "compressed icon", "of unknown elements", "icon among them", "of unknown pixels"],
 )
 def test_sequences_that_do_not_say_how_long_they_are_are_passed_over(passed_over: bytes) -> None:
     files = [file.replace(PIXELS, passed_over + PIXELS) for file in as_dicom()]
