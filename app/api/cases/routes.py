@@ -222,7 +222,7 @@ def check_landmarks(answer: LandmarksAnswer, engine: Engine) -> str:
 
     Raises:
         UnknownModel: The model is not loaded.
-        BadParameter: The landmarks are others, or one that a person placed is not in the scan.
+        BadParameter: The landmarks are others, or one is not in the scan.
     """
     manifest = engine.registry.get(answer.model.name).manifest
     expected = [landmark.name for landmark in manifest.landmarks]
@@ -233,11 +233,10 @@ def check_landmarks(answer: LandmarksAnswer, engine: Engine) -> str:
         )
     shape = np.array(answer.volume.shape)
     for landmark in answer.landmarks:
-        ijk = landmark.ijk if landmark.decided_by == "person" else None
-        if ijk is not None and not is_inside(ijk, shape):
+        if landmark.ijk is not None and not is_inside(landmark.ijk, shape):
             raise BadParameter(
                 f"landmark {landmark.name!r}: expected a position in the scan of "
-                f"{' x '.join(map(str, answer.volume.shape))} voxels, got {list(ijk)}"
+                f"{' x '.join(map(str, answer.volume.shape))} voxels, got {list(landmark.ijk)}"
             )
     if not any(one.status == "detected" for one in answer.landmarks):
         raise BadParameter(

@@ -217,8 +217,7 @@ def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) 
     for shape in ([], [*SHAPE, 1], [1] * 100_000):
         longer = answer | {"volume": answer["volume"] | {"shape": shape}}
         assert problem_of(keep(client, toy_scan(), longer)).code == "bad-parameter"
-    answer["volume"]["shape"] = [1, 2, 3]
-    answer["landmarks"][0].update(ijk=[0, 0, 0], ras_mm=[0, 0, 0], lps_mm=[0, 0, 0])
+    answer["volume"]["shape"] = [size + 1 for size in SHAPE]
     assert "shape and affine" in problem_of(keep(client, toy_scan(), answer)).detail
     assert not list(empty.rglob("*.*z"))
 
@@ -227,8 +226,11 @@ def test_landmarks_that_cannot_be_learned_from_are_refused(client: TestClient, e
     scan = toy_scan()
     answer = corrected(client, scan)
     far = {"ijk": [50, 4, 10], "ras_mm": [50, 5, 8], "lps_mm": [-50, -5, 8]}
-    outside = {**answer, "landmarks": [answer["landmarks"][0] | far, *answer["landmarks"][1:]]}
-    assert "a position in the scan" in problem_of(keep(client, scan, outside)).detail
+    first, *others = answer["landmarks"]
+    for decided_by in ("person", "network"):
+        beyond = first | far | {"decided_by": decided_by}
+        outside = {**answer, "landmarks": [beyond, *others]}
+        assert "a position in the scan" in problem_of(keep(client, scan, outside)).detail
     fewer = {**answer, "landmarks": answer["landmarks"][1:]}
     assert "the 3 landmarks of toy" in problem_of(keep(client, scan, fewer)).detail
     nothing = {"ijk": None, "ras_mm": None, "lps_mm": None, "status": "not_found"}
