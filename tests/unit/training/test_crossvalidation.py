@@ -96,7 +96,6 @@ def test_the_model_is_trained_on_all_scans_and_its_card_explains_its_metrics(
 ) -> None:
     model = phantoms / "mine"
     record = read_record(model)
-    assert record is not None
     assert len(record["train"]) == 5
     assert record["held_out"] == []
     card = (model / "README.md").read_text()

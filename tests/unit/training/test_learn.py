@@ -96,7 +96,6 @@ def test_better_version_takes_the_place_and_the_one_before_comes_back(
     assert "What else is said here of errors was measured of 1.1.0 or before." in loaded.card
     assert "The mean error is 0.3 mm." not in loaded.card
     record = read_record(model)
-    assert record is not None
     assert (len(record["held_out"]), len(record["train"])) == (5, 11)
     assert "version 1.1.0 is in place again, 1.1.1 is not" in landmarkd("learn", model, "--back")
     assert hash_file(model / "weights.safetensors") == before
@@ -131,7 +130,6 @@ def test_next_version_is_trained_with_all_random_changes_that_the_one_before_was
     """Blur and noise were left out: the next lumbar-mri learned from sharp images alone."""
     given = options_like(options(SPINES, tmp_path, 1, 0.0), tmp_path, tmp_path, tmp_path)
     record = read_record(SPINES)
-    assert record is not None
     assert {"contrast", "degrade", "field", "reflect", "scale"} <= given.augmentation.keys()
     assert given.augmentation == record["recipe"]["augmentation"]
 
@@ -210,7 +208,6 @@ def test_version_that_was_taken_back_is_not_made_again_of_the_same_cases(
     with pytest.raises(BadParameter, match=f"keep more, or delete {taken_back}$"):
         learn(options(model, store, 1, 0), Console())
     record = read_record(taken_back)
-    assert record is not None
     more = shutil.copytree(store, model.parent / "more" / "phantom")
     for kind in ("scans", "landmarks"):
         one = next((more / kind).glob(f"{record['held_out'][0]}.*"))
@@ -357,7 +354,6 @@ def test_an_old_scan_that_is_kept_too_counts_once_and_is_held_out_only_if_it_was
     assert compared.cases == 5
     assert "12 scans of --with were corrected and kept: only that counts" in said.getvalue()
     learned = read_record(model.parent / ".phantom" / "next" / "phantom")
-    assert learned is not None
     held_out = {f"phantom-{9000 + number}" for number in range(4)}
     assert held_out <= set(learned["held_out"])
     assert {f"phantom-{9000 + number}" for number in range(4, 12)} <= set(learned["train"])

@@ -162,9 +162,20 @@ def test_a_resumed_training_keeps_its_choices(
         CliRunner().invoke(app, [str(word) for word in (*words, *chosen, *rule)])
     before = read_record(folder)
     landmarkd(*words, "--steps", 2, "--device", "cpu")
-    assert before is not None
     assert read_record(folder) == before
     assert before["held_out"] == ["two"]
+
+
+def test_training_that_was_begun_with_another_stride_is_resumed_with_it(
+    data: Path, tmp_path: Path
+) -> None:
+    """No option names it any more."""
+    folder = tmp_path / "mine"
+    run(data, folder)
+    text = (folder / RECORD).read_text()
+    assert '"stride": 2' in text
+    (folder / RECORD).write_text(text.replace('"stride": 2', '"stride": 1'))
+    assert "all 1 steps are done" in run(data, folder)
 
 
 def test_checkpoint_of_another_training_is_refused_by_name(data: Path, tmp_path: Path) -> None:
