@@ -238,8 +238,8 @@ def pool_folds(options: Options, folds: Folds) -> PooledOutcomes:
     outcomes: list[Outcome] = []
     failures: list[str] = []
     for number in range(1, len(folds.members) + 1):
-        folder = folds.folder(options.folder, number)
-        measured = read_outcomes(folder / options.inner)
+        folder = folds.folder(options.folder, number) / options.inner
+        measured = read_outcomes(folder)
         if measured is None:
             raise StartupError(
                 f"expected {OUTCOMES} of fold {number} in {folder}, found none: delete its "

@@ -218,7 +218,7 @@ def options_as_before(options: Options, record: dict[str, Any]) -> Options:
     """Fill in what the options leave open from the record of the training that is resumed."""
     if not record:
         return options
-    with refuse_damaged(options.folder / RECORD):
+    with refuse_damaged(options.network_folder / RECORD):
         recipe = record["recipe"]
         return replace(
             options,

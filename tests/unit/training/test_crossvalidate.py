@@ -18,7 +18,7 @@ from app.model import editing, update_hashes
 from app.training.cli.train import INTERRUPTED
 from app.training.data.folds import read_folds
 from app.training.data.specimens import Specimen, SpecimenFiles, load_specimen
-from app.training.files import CHECKPOINT, OUTCOMES, RECORD
+from app.training.files import CHECKPOINT, OUTCOMES, RECORD, REFINE
 from app.training.fit import loop
 from app.training.fit.history import read_history
 from app.training.record import check_alike
@@ -264,6 +264,13 @@ def test_train_only_scans_are_trained_on_in_every_fold(data: Path, trained_on: l
     trained_on.clear()
     refine(data, "--folds", 2)
     assert trainings(trained_on) == expected
+    second = data / "mine" / "folds" / "fold-2" / REFINE
+    (second / OUTCOMES).unlink()
+    with pytest.raises(StartupError, match=f"fold 2 in {second}, found none: delete its chec"):
+        refine(data, "--folds", 2)
+    (second / CHECKPOINT).unlink()
+    refine(data, "--folds", 2)
+    assert (second / OUTCOMES).exists()
 
 
 def test_a_second_network_needs_the_folds_of_the_first(data: Path) -> None:

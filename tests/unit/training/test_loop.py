@@ -22,7 +22,7 @@ from app.errors import BadParameter, NetworkFailed, StartupError
 from app.inference.load import load_checked
 from app.io.slicer import read_landmarks
 from app.training.cli.train import INTERRUPTED
-from app.training.files import RECORD
+from app.training.files import RECORD, REFINE
 from app.training.fit import loop
 from app.training.fit.checkpoint import resume, save
 from app.training.fit.history import read_history
@@ -188,9 +188,14 @@ def test_checkpoint_of_another_training_is_refused_by_name(data: Path, tmp_path:
         run(data, folder, "--steps", 1, "--validate", "none")
     with pytest.raises(BadParameter, match=r"--train-only: expected none .* held out, got two"):
         landmarkd("train", *inputs(data, folder), *TILES, "--train-only", "two")
-    (folder / RECORD).write_text('{"held_out": []}')
-    with pytest.raises(StartupError, match=rf"expected \S*{RECORD} as .* got KeyError: 'recipe'"):
-        run(data, folder, "--steps", 1)
+    finer = ("refine", folder, data / "scans", data / "landmarks", *SMALL, "--spacing", 1.0)
+    landmarkd(*finer)
+    for path, words in ((folder / REFINE, finer), (folder, ("train", *inputs(data, folder)))):
+        (path / RECORD).write_text('{"held_out": []}')
+        with pytest.raises(
+            StartupError, match=rf"expected {path / RECORD} as .* got KeyError: 'recipe'"
+        ):
+            landmarkd(*words)
     shutil.rmtree(folder)
     run(data, folder, "--steps", 2)
 
