@@ -226,7 +226,8 @@ def options_as_before(options: Options, record: dict[str, Any]) -> Options:
             radius_mm=options.radius_mm or recipe["radius_mm"],
             tile=options.tile or (WHOLE if recipe["sees"] == "whole" else recipe["tile_shape"][0]),
             intensity=options.intensity or IntensitySpec(**recipe["intensity"]),
-            stride=recipe["stride"],
+            # Folds are all of one stride, that of the model.
+            stride=options.stride if options.folds else recipe["stride"],
             batch=options.batch or recipe["batch"],
             precision=options.precision or recipe.get("precision"),
         )

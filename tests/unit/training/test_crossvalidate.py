@@ -212,6 +212,10 @@ def test_folds_of_another_training_are_refused_before_anything_is_trained(traine
         path.unlink()
     with pytest.raises(StartupError, match=r"fold-1 holds .* or delete \S*/mine/folds$"):
         train(data)
+    path = data / "mine" / "folds" / "fold-1" / RECORD
+    path.write_text(path.read_text().replace('"stride": 2', '"stride": 1'))
+    with pytest.raises(StartupError, match="stride: expected 1, got 2"):
+        train(data, "--steps", 2)
     with pytest.raises(StartupError, match=r"than were asked for \(2 of seed 1\)"):
         train(data, "--folds", 2)
     with pytest.raises(BadParameter, match="--folds: expected 3, as the first network has, got 2"):
