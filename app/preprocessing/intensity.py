@@ -80,7 +80,7 @@ def _standardise_(values: Voxels, region: str) -> Voxels:
     inside = values != 0
     if region == "filled":
         inside = fill_holes(inside)
-    chosen = values[inside] if inside.any() else values.new_zeros(1)
+    chosen = values[inside]
     mean, deviation = chosen.mean(), chosen.std(correction=0)
     values.sub_(mean).div_(deviation.clamp_min_(least))
     return values.masked_fill_(~inside, 0.0)

@@ -19,6 +19,8 @@ def test_requests_that_end_make_room() -> None:
         with admission.admit() as request:
             request.count_bytes(100)
             assert (admission.requests, admission.body_bytes.used) == (1, 100)
+            with admission.admit():
+                pass
             assert not admission.idle.is_set()
             request.start_work()
             assert (admission.requests, admission.body_bytes.used) == (1, 100)

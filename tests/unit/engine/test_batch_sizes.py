@@ -95,8 +95,9 @@ def test_tile_of_an_unknown_lane_costs_what_known_ones_do_by_their_voxels() -> N
     sizes = BatchSizes(fixed=1)
     assert sizes.cost(LANE) > 0
     sizes.observe(("model", (8, 8, 8)), 1, 0.25)
-    sizes.observe(("other", (8, 8, 24)), 1, 0.75)
-    assert sizes.cost(("unknown", (8, 80, 8))) == pytest.approx(2.5)
+    sizes.observe(slow := ("other", (8, 8, 24)), 1, 1.75)
+    assert sizes.cost(("unknown", (8, 80, 8))) == pytest.approx(5.0)
+    assert sizes.cost(slow) == pytest.approx(1.75)
 
 
 def test_costs_may_be_read_while_the_device_thread_changes_lanes() -> None:
