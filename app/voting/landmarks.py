@@ -352,7 +352,7 @@ def _status(
     present = mass >= spec.presence_threshold
     agrees = choice.agrees and choice.plausible
     supported = agrees if choice.in_shape else coherence >= MIN_COHERENCE
-    if mass < MIN_RELATIVE_MASS * spec.presence_threshold:
+    if choice.mode < 0 or mass < MIN_RELATIVE_MASS * spec.presence_threshold:
         return "not_found"
     if not inside:
         return "out_of_field" if present and supported else "not_found"

@@ -55,9 +55,13 @@ def test_a_landmark_that_is_there_is_detected() -> None:
     np.testing.assert_array_equal(landmark.candidates[0].ras_mm, landmark.ras_mm)
 
 
-def test_a_landmark_without_votes_has_no_position() -> None:
+@pytest.mark.parametrize("threshold", [0.25, 0.0])
+def test_a_landmark_without_votes_has_no_position(threshold: float) -> None:
     """Nulls everywhere, never (0, 0, 0)."""
-    (landmark,) = find(concat_votes([]))
+    manifest, update = make_manifest(), {"presence_threshold": threshold}
+    readout, frame = make_readout(make_grid(), manifest), GridFrame(np.eye(4), np.eye(4))
+    specs = [one.model_copy(update=update) for one in manifest.landmarks]
+    (landmark,) = locate(concat_votes([]), readout, frame, specs)
     assert landmark == Landmark(
         "0", "", "not_found", None, None, 0.0, 0.0, 0.0, None, None, None, None, ()
     )
