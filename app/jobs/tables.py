@@ -35,6 +35,7 @@ CREATE INDEX IF NOT EXISTS scan_of_job ON scan(job, number);
 CREATE INDEX IF NOT EXISTS scan_state ON scan(job, state);
 CREATE INDEX IF NOT EXISTS job_of_owner ON job(owner, created_s);
 CREATE INDEX IF NOT EXISTS job_finished ON job(finished_s);
+CREATE INDEX IF NOT EXISTS job_arriving ON job(owner, created_s) WHERE NOT accepted;
 """
 
 HELD: Final = """
@@ -42,28 +43,16 @@ CREATE TEMP TABLE held(owner TEXT PRIMARY KEY, queued INTEGER NOT NULL, bytes IN
 INSERT INTO held SELECT owner, 0, sum(bytes) FROM job GROUP BY owner;
 UPDATE held SET queued = (
     SELECT count(*) FROM scan WHERE state = 'queued' AND scan.owner = held.owner);
-CREATE TEMP TABLE arriving(job TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
-INSERT INTO arriving SELECT id, bytes FROM job JOIN upload ON job = id WHERE NOT accepted;
 CREATE TEMP TRIGGER job_comes AFTER INSERT ON job BEGIN
     INSERT INTO held VALUES (new.owner, 0, new.bytes)
         ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
 CREATE TEMP TRIGGER job_changes AFTER UPDATE OF bytes ON job BEGIN
     UPDATE held SET bytes = bytes + new.bytes - old.bytes WHERE owner = new.owner;
-    UPDATE arriving SET bytes = new.bytes WHERE job = new.id;
 END;
 CREATE TEMP TRIGGER job_goes AFTER DELETE ON job BEGIN
     UPDATE held SET bytes = bytes - old.bytes WHERE owner = old.owner;
     DELETE FROM held WHERE owner = old.owner AND bytes = 0;
-END;
-CREATE TEMP TRIGGER upload_comes AFTER INSERT ON upload BEGIN
-    INSERT INTO arriving SELECT id, bytes FROM job WHERE id = new.job;
-END;
-CREATE TEMP TRIGGER upload_ends AFTER UPDATE OF accepted ON job BEGIN
-    DELETE FROM arriving WHERE job = new.id;
-END;
-CREATE TEMP TRIGGER upload_goes AFTER DELETE ON upload BEGIN
-    DELETE FROM arriving WHERE job = old.job;
 END;
 CREATE TEMP TRIGGER scan_comes AFTER INSERT ON scan WHEN new.state = 'queued' BEGIN
     UPDATE held SET queued = queued + 1 WHERE owner = new.owner;
@@ -76,12 +65,12 @@ CREATE TEMP TRIGGER scan_goes AFTER DELETE ON scan WHEN old.state = 'queued' BEG
     UPDATE held SET queued = queued - 1 WHERE owner = old.owner;
 END;
 """
-"""What each owner, and each unfinished upload, holds, kept up to date: adding it up takes longer
-with each job."""
+"""What each owner holds, kept up to date: adding it up takes longer with each job."""
 
 USAGE: Final = """
-SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0),
-    (SELECT count(*) FROM arriving), (SELECT coalesce(sum(bytes), 0) FROM arriving) FROM held
+SELECT * FROM
+    (SELECT coalesce(sum(queued), 0), coalesce(sum(bytes), 0) FROM held),
+    (SELECT count(*), coalesce(sum(bytes), 0) FROM job JOIN upload ON job = id WHERE NOT accepted)
 """
 """The fields of ``Usage``."""
 

@@ -202,7 +202,11 @@ class UploadStore:
             ).fetchall()
             for row in late:
                 self._folder.drop(db, row["id"])
-            db.execute("UPDATE upload SET touched_s = ?1 WHERE touched_s > ?1", (now,))
+            db.execute(
+                "UPDATE upload SET touched_s = ?1 WHERE touched_s > ?1"
+                " AND job IN (SELECT id FROM job WHERE NOT accepted)",
+                (now,),
+            )
             (first,) = db.execute(
                 "SELECT min(touched_s) FROM upload JOIN job ON id = job WHERE NOT accepted"
             ).fetchone()

@@ -4,13 +4,12 @@ import json
 import os
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -27,7 +26,6 @@ SCAN = b"a scan"
 LEAST = JOB_BYTES + SCAN_BYTES
 """What a job of a scan counts besides its file."""
 
-T = TypeVar("T")
 Open = Callable[..., JobStore]
 
 
@@ -203,35 +201,6 @@ def test_what_is_kept_is_counted_again_by_the_next_process(store: JobStore, reop
     assert again.folder.usage == replace(before, queued=before.queued + 1)
     again.remove("anna", job)
     assert again.folder.usage == replace(before, queued=2, bytes=before.bytes - LEAST - len(SCAN))
-
-
-def test_no_call_takes_longer_with_more_jobs(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in instructions of SQLite's virtual machine."""
-    opened = opened_databases(monkeypatch)
-    store, taken = reopen(), Counter[str]()
-
-    def count(name: str, call: Callable[[], T]) -> T:
-        opened[0].set_progress_handler(lambda: taken.update([name]), 1)
-        result = call()
-        opened[0].set_progress_handler(None, 1)
-        return result
-
-    def call_all() -> dict[str, int]:
-        taken.clear()
-        job = count("accept", lambda: store.accept(order("bert"), SCAN, None))
-        claim = count("claim", lambda: claimed(store, after="anna"))
-        count("settle", lambda: store.settle(claim, "done", "{}"))
-        count("find", lambda: store.find("bert", job))
-        count("sweep", store.sweep)
-        count("remove", lambda: store.remove("bert", job))
-        return dict(taken)
-
-    few = call_all()
-    for _ in range(100):
-        store.accept(order("bert"), SCAN, None)
-        store.accept(order("bert"), SCAN, None)
-        store.settle(claimed(store), "done", "{}")
-    assert {name: steps for name, steps in call_all().items() if steps > few[name] + 50} == {}
 
 
 def test_jobs_over_the_quota_are_refused_until_there_is_room(reopen: Open, tmp_path: Path) -> None:

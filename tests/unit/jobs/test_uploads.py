@@ -2,11 +2,13 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -19,6 +21,8 @@ from tests.support.killing import killed_at
 from tests.unit.jobs import DAY_S, ENOUGH, MODEL, full_disk, opened_databases, order, pass_time
 
 FILE = bytes(range(200))
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -107,6 +111,47 @@ def test_unfinished_uploads_are_counted(tmp_path: Path) -> None:
         assert (folder.usage.uploads, folder.usage.upload_bytes) == (1, UPLOAD_BYTES)
         store.discard(second)
         assert (folder.usage.uploads, folder.usage.upload_bytes) == (0, 0)
+
+
+def test_no_call_takes_longer_with_more_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in instructions of SQLite's virtual machine."""
+    opened = opened_databases(monkeypatch)
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        store, uploads, taken = JobStore(folder), UploadStore(folder), Counter[str]()
+
+        def count(name: str, call: Callable[[], T]) -> T:
+            opened[0].set_progress_handler(lambda: taken.update([name]), 1)
+            result = call()
+            opened[0].set_progress_handler(None, 1)
+            return result
+
+        def call_all() -> dict[str, int]:
+            taken.clear()
+            job = count("accept", lambda: store.accept(order("bert"), FILE, None))
+            claim = count("claim", lambda: store.claim([MODEL], after="anna"))
+            assert claim is not None
+            count("settle", lambda: store.settle(claim, "done", "{}"))
+            count("find", lambda: store.find("bert", job))
+            count("sweep", store.sweep)
+            count("remove", lambda: store.remove("bert", job))
+            upload = count("start", lambda: uploads.start(order("bert"), len(FILE)))
+            count("append", lambda: uploads.append(upload, FILE))
+            count("list uploads", lambda: uploads.list_open("bert"))
+            count("sweep uploads", uploads.sweep)
+            count("finish", lambda: uploads.finish(upload, None))
+            return dict(taken)
+
+        few = call_all()
+        for _ in range(100):
+            store.accept(order("bert"), FILE, None)
+            upload = uploads.start(order("bert"), len(FILE))
+            uploads.finish(add(uploads, upload, FILE), None)
+            claim = store.claim([MODEL])
+            assert claim is not None
+            store.settle(claim, "done", "{}")
+        assert {name: steps for name, steps in call_all().items() if steps > few[name] + 50} == {}
 
 
 def test_number_of_unfinished_uploads_is_bounded(
