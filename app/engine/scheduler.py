@@ -10,8 +10,7 @@ policy is start-time fair queueing (Goyal et al. 1996) on three levels:
    client has tiles share its turns in proportion to their active requests.
 3. The slots of a batch go to the clients of the lane in the same way. The **requests** of a client
    contribute one tile in turn, so a scan of one tile overtakes a scan of a hundred after at most
-   one batch per competitor; once each has, the one with the earliest deadline contributes more,
-   else the oldest.
+   one batch per competitor; once each has, the one with the earliest deadline contributes more.
 
 A pass on a CPU that takes long is interrupted for scans that count much less, in the same order:
 preemption at the layers of its network, for at most as long as it takes itself.
@@ -66,7 +65,6 @@ class Batch(Generic[Request]):
 class _Entry:
     """A request: its deadline, and its tiles that no batch has taken yet."""
 
-    number: int
     client: Hashable
     deadline: float
     lane: Hashable = None
@@ -149,9 +147,8 @@ class Scheduler(Generic[Request]):
         self._entries = OrderedDict[Request, _Entry]()  # Whose turn comes last stands last.
         self._lane_shares = _FairShares()
         self._client_shares = _FairShares()
-        self._count = 0
 
-    def add(self, request: Request, deadline: float | None = None, client: Hashable = None) -> None:
+    def add(self, request: Request, deadline: float = math.inf, client: Hashable = None) -> None:
         """Add a request, whose tiles may follow later.
 
         Args:
@@ -164,9 +161,7 @@ class Scheduler(Generic[Request]):
         """
         if request in self._entries:
             raise ValueError(f"expected a new request, got one that was added before: {request!r}")
-        deadline = math.inf if deadline is None else deadline
-        self._entries[request] = _Entry(self._count, client, deadline)
-        self._count += 1
+        self._entries[request] = _Entry(client, deadline)
 
     def add_tiles(self, request: Request, lane: Hashable, tiles: int) -> None:
         """Add the tiles of a request, or those of its next pass once all before them are taken.
@@ -346,7 +341,7 @@ class Scheduler(Generic[Request]):
         in_turn = next((request for request in own if request not in served), None)
         if in_turn is not None:
             return in_turn
-        return min(own, key=lambda one: (active[one].deadline, active[one].number))
+        return min(own, key=lambda one: active[one].deadline)
 
     def _leave_idle(self) -> None:
         """Take clients and lanes of which no tile waits out of the turns."""

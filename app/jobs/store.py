@@ -202,7 +202,7 @@ class JobStore:
             db.execute("UPDATE job SET finished_s = ?1 WHERE finished_s > ?1", (now,))
             db.execute("DELETE FROM job WHERE finished_s <= ?", (now - self.folder.ttl_s,))
             (first,) = db.execute("SELECT min(finished_s) FROM job").fetchone()
-        return None if first is None else max(first + self.folder.ttl_s - now, 0.0)
+        return None if first is None else first + self.folder.ttl_s - now
 
     def _find(self, query: str, *values: object) -> list[KeptJob]:
         rows = self.folder.read(query, *values)

@@ -1,5 +1,7 @@
 """The batching policy, driven step by step without a device or a clock."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def add(
     name: str,
     lane: str = "lane",
     tiles: int = 1,
-    deadline: float | None = None,
+    deadline: float = math.inf,
     client: str = "",
 ) -> None:
     scheduler.add(name, deadline, client)
