@@ -138,7 +138,6 @@ class BatchSizes:
             known = self._get_or_add(lane)
             known.max_size = min(known.max_size, max_size)
             known.size = min(known.size, known.max_size)
-            known.settled = True
 
     def timings(self, model: Hashable) -> list[BatchInfo]:
         """List what was measured of a model; its lanes are pairs that begin with its digest.

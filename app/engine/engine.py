@@ -80,7 +80,7 @@ class Engine:
     """
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, on_lost: Callable[[], None] | None = None
+        self, settings: Settings, metrics: Metrics, on_lost: Callable[[], None] = ignore
     ) -> None:
         limit_threads(settings.threads)
         self.devices = Devices(
@@ -88,7 +88,7 @@ class Engine:
             settings.batch_size,
             metrics,
             self._self_check,
-            on_lost or (lambda: None),
+            on_lost,
         )
         self.registry = Registry(settings.models_dir, self._load, settings.default_model)
         self._compute_pool = HostPool("compute", COMPUTE_THREADS)

@@ -107,9 +107,7 @@ class WorkQueue:
         """Remove a scan, and return how many of its tiles will not be run."""
         with self._changed:
             self._unprepared.discard(scan)
-            saved = self._scheduler.remove(scan)
-            self._changed.notify()
-            return saved
+            return self._scheduler.remove(scan)
 
     def update_deadline(self, scan: ActiveScan) -> None:
         """Take over a scan's deadline after its waiters have changed."""

@@ -25,7 +25,7 @@ def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -
 
     def notify() -> None:
         for _ in range(100):
-            queue.remove(active)
+            queue.update_deadline(active)
             if stop.wait(0.03):
                 return
 
