@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from app.errors import NotStored, QueueFull, StartupError, TooLarge
+from app.errors import QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
 from app.jobs.tables import HELD, LAYOUT, MOVE_TIMES, SCHEMA, USAGE
@@ -48,7 +48,6 @@ class JobFolder:
     """
 
     def __init__(self, path: Path, max_bytes: int, ttl_s: float, max_share: float = 1.0) -> None:
-        self.usage = Usage()
         self.ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._share = int(max_bytes * max_share)
@@ -177,13 +176,6 @@ class JobFolder:
         self.files.remove(job)
         self._abandoned.add(job)  # The transaction may fail.
         db.execute("DELETE FROM job WHERE id = ?", (job,))
-
-    def abandon(self, job: str) -> None:
-        """Remove a job, or upload, that could not be kept; at the latest with the next change."""
-        with self._mutex:
-            self._abandoned.add(job)
-        with suppress(NotStored):  # The disk may take nothing.
-            self.forget(job)
 
     def _recover(self) -> None:
         """Bring in order what a process has left that ended at any moment."""

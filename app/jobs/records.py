@@ -80,7 +80,7 @@ class Usage:
         upload_bytes: Of ``bytes``, theirs.
     """
 
-    queued: int = 0
-    bytes: int = 0
-    uploads: int = 0
-    upload_bytes: int = 0
+    queued: int
+    bytes: int
+    uploads: int
+    upload_bytes: int

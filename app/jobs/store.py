@@ -49,7 +49,7 @@ class JobStore:
             with self.folder.transaction() as db:
                 queue_scans(db, job, order.owner, scans)
         except BaseException:
-            self.folder.abandon(job)
+            self.folder.forget(job)
             raise
         return job
 

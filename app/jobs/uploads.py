@@ -89,7 +89,7 @@ class UploadStore:
         try:
             self.files.write(job, b"")
         except BaseException:
-            self._folder.abandon(job)
+            self._folder.forget(job)
             raise
         return self.look(order.owner, job)
 
