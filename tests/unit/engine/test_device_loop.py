@@ -178,7 +178,7 @@ def test_thread_for_work_on_the_host_that_ends_fails_the_scans_and_the_device_go
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 
 
-def test_who_still_waits_gets_an_error_when_the_loop_stops(
+def test_who_still_waits_gets_an_error_when_the_loop_stops_and_so_do_others_then(
     model: LoadedModel, faulty: Faulty
 ) -> None:
     gated = with_network(model, faulty)
@@ -195,6 +195,8 @@ def test_who_still_waits_gets_an_error_when_the_loop_stops(
         with pytest.raises(NotReady):
             await waiting
         await stopping
+        with pytest.raises(NotReady, match="it is stopping"):
+            await ask(loop, gated, scan(2), deadline=asyncio.get_running_loop().time() + 5.0)
 
     asyncio.run(scenario())
 
