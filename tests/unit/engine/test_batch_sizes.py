@@ -42,8 +42,9 @@ def test_smallest_size_within_five_per_cent_of_the_fastest_is_chosen(
     seconds_of: dict[int, float], chosen: int
 ) -> None:
     sizes = BatchSizes()
-    run(sizes, seconds_of)
-    assert sizes.size(LANE) == sizes.largest == chosen
+    for batches in (40, 1, 1):  # Once it is chosen, it stays.
+        run(sizes, seconds_of, batches)
+        assert sizes.size(LANE) == sizes.largest == chosen
     rows = sizes.timings("model")
     assert [row.tiles for row in rows if row.chosen] == [chosen]
     assert {row.tiles: row.seconds for row in rows} == seconds_of
@@ -88,6 +89,25 @@ def test_machine_that_was_held_up_is_not_expected_to_stay_slow() -> None:
     assert sizes.cost(LANE) <= 0.2
     sizes.observe(LANE, 1, 60.0)
     assert sizes.cost(LANE) <= 0.2
+
+
+def test_slow_batch_counts_for_a_fifth_of_the_cost() -> None:
+    sizes = BatchSizes(fixed=1)
+    for seconds in (0.10, 0.10, 0.15):
+        sizes.observe(LANE, 1, seconds)
+    assert sizes.cost(LANE) == pytest.approx(0.11)
+
+
+def test_lanes_that_were_used_least_recently_are_forgotten() -> None:
+    """A model that sees scans whole has a lane for every shape."""
+    sizes = BatchSizes(fixed=1)
+    lanes = [("model", (n, n, n)) for n in range(1, MAX_LANES + 1)]
+    for lane in lanes:
+        sizes.observe(lane, 1, 0.1)
+        sizes.observe(lane, 1, 0.1)
+    sizes.size(lanes[0])
+    sizes.size(LANE)
+    assert [sizes.is_measured(lane) for lane in lanes] == [lane != lanes[1] for lane in lanes]
 
 
 def test_tile_of_an_unknown_lane_costs_what_known_ones_do_by_their_voxels() -> None:
