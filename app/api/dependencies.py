@@ -22,6 +22,7 @@ from app.engine import AdmittedRequest, Engine, Metrics
 from app.errors import BadParameter, NotConfigured, Unauthorized
 from app.io import Selection, TimingAnswer
 from app.jobs import JobRunner
+from app.model import LoadedModel
 from app.settings import Settings
 
 api_key: Final = HTTPBearer(
@@ -206,6 +207,12 @@ class Call:
     def record(self) -> RequestRecord:
         """For its log line."""
         return record_of(self.request.scope)
+
+    def choose_model(self, name: str | None) -> LoadedModel:
+        """Find the model that it asks for, and note it for the log; see ``Engine.choose_model``."""
+        model = self.engine.choose_model(name)
+        self.record.model = model.manifest.name
+        return model
 
 
 async def admit(request: Request, shared: SharedDep, key: KeyDep) -> AsyncIterator[Call]:

@@ -44,7 +44,7 @@ async def make_heatmaps(call: CallDep, query: Annotated[HeatmapsQuery, Query()])
     A value is near the network's probability where its votes agree, and 0 where there are none. One
     landmark is an array of three axes; all of them are the fourth, in the order of the model's.
     """
-    model = call.engine.choose_model(query.model)
+    model = call.choose_model(query.model)
     chosen = _choose(query.landmark, model)
     timeout_s = request_timeout_s(query.timeout_s, call.shared.settings)
     heatmaps = 1 if isinstance(chosen, int) else len(chosen)

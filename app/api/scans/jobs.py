@@ -91,7 +91,7 @@ async def create_job(call: CallDep, jobs: JobsDep, query: Annotated[JobQuery, Qu
     An archive with DICOM files in it is one scan; of several series, make an archive of archives.
     """
     form = negotiate_format(FORMATS, query.format or "json", None)
-    model = call.engine.choose_model(query.model)
+    model = call.choose_model(query.model)
     scan = await receive_scan(call, query, model, timeout_s=NO_HURRY_S)
     return await accept_job(jobs, scan, make_order(call, query, model, form), splits=True)
 

@@ -100,7 +100,7 @@ async def find_landmarks(call: CallDep, query: Annotated[LandmarksQuery, Query()
     may_wait = isinstance(form, AnswerFormat) and not streams and _prefers_async(request.headers)
     jobs = shared.jobs if may_wait else None
     limit_s = NO_HURRY_S if jobs else request_timeout_s(query.timeout_s, shared.settings)
-    model = call.engine.choose_model(query.model)
+    model = call.choose_model(query.model)
     scan = await receive_scan(call, query, model, timeout_s=limit_s)
     find = partial(_find, scan, candidates=query.candidates)
     if not isinstance(form, AnswerFormat):

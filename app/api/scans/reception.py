@@ -110,7 +110,6 @@ async def receive_scan(
     Raises:
         LandmarkdError: As ``read_upload`` and ``Engine.precheck``.
     """
-    call.record.model = model.manifest.name
     needs: Forecast | None = None
 
     def check_head(head: Content) -> None:

@@ -93,8 +93,7 @@ class Reception:
                 f"expected a file of at most {most} bytes, got {length}; the operator's limit is "
                 "LANDMARKD_MAX_INFLATED_BYTES"
             )
-        model = self._call.engine.choose_model(query.model)
-        self._call.record.model = model.manifest.name
+        model = self._call.choose_model(query.model)
         order = make_order(self._call, query, model, form)
         return await self._write_files(partial(self._uploads.start, order, length))
 

@@ -87,10 +87,15 @@ def test_same_scan_gives_the_same_bytes(client: TestClient) -> None:
     assert one == two
 
 
-def test_unknown_landmark_is_refused_before_the_scan_is_read(client: TestClient) -> None:
+def test_unknown_landmark_is_refused_before_the_scan_is_read(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "app.requests")
     response = client.post(URL, content=b"no scan", params={"landmark": "nose"})
     assert response.status_code == 422
     assert "expected a landmark of phantom" in response.json()["detail"]
+    (line,) = [vars(line) for line in caplog.records if line.name == "app.requests"]
+    assert line["model"] == "phantom"
 
 
 def test_unknown_parameters_are_refused(client: TestClient) -> None:
