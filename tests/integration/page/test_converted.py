@@ -98,13 +98,18 @@ READ = {
 """Files that NiiVue reads as the service does."""
 LEFT = {
     "vectors that are drawn as colours": nifti(counting((7, 5, 4, 3), "float32"), intent_code=2003),
+    "labels, which are drawn in colours": nifti(intent_code=1002),
     "nifti of a wrong size of voxels": nifti(bitpix=8),
+    "nifti of a negative length behind its axes": nifti(dim=[3, 7, 5, 4, -1, 1, 1, 1]),
+    "infinite slope, as which none counts": nifti(scl_slope=np.inf),
+    "infinite intercept, of no slope": nifti(scl_slope=0, scl_inter=np.inf),
     "big-endian metaimage": as_metaimage(BIG),
     "order of bytes of another name": as_metaimage(
         BIG, BinaryDataByteOrderMSB=None, ElementByteOrderMSB=True
     ),
     "order of bytes in a letter": as_metaimage(BIG, BinaryDataByteOrderMSB="t"),
     "line ends": with_other_line_ends(SMALL_SCAN, AFFINE),
+    "no spaces in metaimage": edited(as_metaimage(), "DimSize = ", "DimSize="),
     "tabs in metaimage": edited(as_metaimage(), "7 5 4", "7\t5\t4"),
     "tabs in nrrd": edited(as_nrrd(), "7 5 4", "7\t5\t4"),
 }

@@ -7,6 +7,7 @@ import { convertScan } from "./service.js";
 const MAX_CONVERTED = 4; // as files, which are as large as scans
 const HEADER_BYTES = 1 << 16; // of a header that is text, at most
 const TEXTS = ["mha", "nrrd"];
+const LABELS = 1002; // NIfTI's code of an intent: NiiVue gives each value a colour of its own
 // In such a header NiiVue takes a tab for a part of a number, and knows one spelling of the order of bytes only.
 const MISREAD = /\t|ByteOrderMSB\s*=\s*[Tt1]/;
 
@@ -51,8 +52,10 @@ export class Reader {
     const { hdr, img, nVox3D, nFrame4D } = volume;
     const header = TEXTS.includes(suffix) ? (await file.slice(0, HEADER_BYTES).text()).split(/\n\n|ElementDataFile/)[0] : "";
     // It may take other bytes for voxels, more or fewer; in NRRD, frames that come first for an axis; and vectors for colours.
-    const isWhole = Number.isInteger(nFrame4D) && img.length === nVox3D * nFrame4D;
-    if (!isWhole || MISREAD.test(header) || (suffix === "nrrd" && hdr.dims[0] > 3)) throw new Error("misread");
+    const isWhole = img.length && Number.isInteger(nFrame4D) && img.length === nVox3D * nFrame4D;
+    const isGrey = hdr.intent_code !== LABELS && [hdr.scl_slope, hdr.scl_inter].every(Number.isFinite);
+    const axes = hdr.dims[0];
+    if (!(isWhole && isGrey) || axes < 3 || (suffix === "nrrd" && axes > 3) || MISREAD.test(header)) throw new Error("misread");
     return volume;
   }
 }
