@@ -214,8 +214,16 @@ def test_folder_beside_those_of_models_may_be_unreadable(tmp_path: Path) -> None
     ("model", "case_id"), [("..", FIRST), (MODEL, "../x"), (MODEL, ""), (MODEL, FIRST), ("", FIRST)]
 )
 def test_unknown_case_is_not_deleted(tmp_path: Path, model: str, case_id: str) -> None:
+    """Nor is any other file, wherever such a name would lead to."""
+    store = CaseStore(tmp_path / "store", QUOTA)
+    names = {f"{folder}landmarks/{FIRST}.mrk.json" for folder in ("", "store/")}
+    names |= {f"store/{MODEL}/{name}.mrk.json" for name in ("x", "landmarks/")}
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     with pytest.raises(UnknownCase, match=f"got '.*{case_id}'"):
-        CaseStore(tmp_path, QUOTA).delete(model, case_id, ANYBODY)
+        store.delete(model, case_id, ANYBODY)
+    assert files_of(tmp_path) == names | {"store/.lock"}
 
 
 def test_landmark_file_from_elsewhere_is_deleted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pydantic import ByteSize
 from app.api.cases.store import FILE_BYTES
 from app.api.dependencies import hash_key
 from app.engine.fair_budget import FairBudget, Reservation
-from app.io import read_landmarks, read_truth, read_volume
+from app.io import HEAD_BYTES, read_landmarks, read_truth, read_volume
 from app.training.data.specimens import pair_files
 from tests.support.answers import UNKNOWN, place_by_hand
 from tests.support.dicom_files import as_dicom, zipped
@@ -217,8 +217,14 @@ def test_landmarks_of_another_scan_are_refused(client: TestClient, empty: Path) 
     for shape in ([], [*SHAPE, 1], [1] * 100_000):
         longer = answer | {"volume": answer["volume"] | {"shape": shape}}
         assert problem_of(keep(client, toy_scan(), longer)).code == "bad-parameter"
-    answer["volume"]["shape"] = [size + 1 for size in SHAPE]
-    assert "shape and affine" in problem_of(keep(client, toy_scan(), answer)).detail
+    grown = answer | {"volume": answer["volume"] | {"shape": [size + 1 for size in SHAPE]}}
+    answer["volume"]["affine"][0][3] += 1
+    for landmark in answer["landmarks"]:
+        if landmark["ijk"]:
+            landmark["ras_mm"][0] += 1
+            landmark["lps_mm"][0] -= 1
+    for other in (grown, answer):
+        assert "shape and affine" in problem_of(keep(client, toy_scan(), other)).detail
     assert not list(empty.rglob("*.*z"))
 
 
@@ -264,6 +270,23 @@ def test_malformed_upload_is_refused(
     problem = problem_of(client.post(URL, **form))
     assert problem.status == status
     assert said in problem.detail
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (nifti(datatype=32), "got complex64"),
+        (zipped(as_dicom(VOXELS, AFFINE))[:-99], "'answer', got none"),  # It tells too little.
+    ],
+    ids=["nifti", "dicom"],
+)
+def test_scan_is_refused_by_its_header_before_the_rest_of_a_form(
+    client: TestClient, start: bytes, said: str
+) -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="volume"\r\n\r\n'
+    form = (part for part in (head + start + bytes(HEAD_BYTES), b"\r\n--x--"))
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert said in problem_of(client.post(URL, content=form, headers=headers)).detail
 
 
 def test_what_a_file_holds_besides_its_voxels_is_charged(models: Path, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_measurements_of_another_model_are_left_out(
     converted = convert(client, answer).json()
     assert converted["measurements"] == []
     assert "measurements are left out" in converted["warnings"][-1]
+    assert convert(client, converted).json() == converted
 
 
 def test_answer_without_corrections_stays_as_it_is(
@@ -109,7 +110,10 @@ def test_every_format_says_who_decided(client: TestClient, answer: dict[str, Any
         ({"lps_mm": [2, -5, 8]}, "lps_mm -2.0000, -5.0000, 8.0000"),
         ({"ijk": [2.002, 4, 10]}, "ras_mm 2.0020, 5.0000, 8.0000"),
         ({"ijk": [1e308, 1e308, 1e308]}, "ras_mm"),
+        ({"ijk": None}, "ijk, ras_mm and lps_mm"),
         ({"ras_mm": None}, "ijk, ras_mm and lps_mm"),
+        ({"lps_mm": None}, "ijk, ras_mm and lps_mm"),
+        ({"status": "not_found", "ijk": None}, "ijk, ras_mm and lps_mm"),
         ({"ijk": None, "ras_mm": None, "lps_mm": None}, "ijk, ras_mm and lps_mm"),
         ({"status": "not_found"}, "no position"),
     ],

@@ -236,6 +236,12 @@ def test_reload_of_a_broken_folder_is_refused_and_no_failure_of_the_service(tmp_
         assert response.status_code == 200
 
 
+def test_no_key_reloads_a_model_where_none_is_set(client: TestClient) -> None:
+    key = {"Authorization": "Bearer admin"}
+    problem = problem_of(client.post(f"/v1/models/{MODEL}/reload", headers=key))
+    assert (problem.status, "LANDMARKD_ADMIN_KEY_HASH" in problem.detail) == (401, True)
+
+
 def test_versions_side_by_side_are_asked_for_by_name_and_version(tmp_path: Path) -> None:
     models = toy_models(tmp_path)
     old, new = models / MODEL, models / f"{MODEL}@1.10.0"

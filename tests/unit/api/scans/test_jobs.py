@@ -377,6 +377,8 @@ def test_job_says_why_it_waits_where_no_model_is_usable(models: Path, tmp_path: 
     with running(settings) as client:
         job = JobAnswer.model_validate_json(client.get(path).content)
         assert (job.state, job.reason, job.expires) == ("queued", "no usable model", None)
+        early = problem_of(client.get(f"{path}/scans/0"))
+        assert (early.status, early.code) == (409, "not-finished")
         manifest.write_text(text)
         key = {"Authorization": "Bearer admin"}
         assert client.post(f"/v1/models/{MODEL}/reload", headers=key).status_code == 200

@@ -135,6 +135,22 @@ def test_query_or_accept_chooses_the_format(
     assert response.headers["content-type"] == media_type
 
 
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_event_has_a_file_as_a_string_unless_that_is_json(
+    form: str, client: TestClient, scan: bytes
+) -> None:
+    headers = RAW | {"Accept": "text/event-stream"}
+    plain, events = (
+        client.post(URL, content=scan, headers=each, params={"format": form}).text
+        for each in (RAW, headers)
+    )
+    answer = json.loads(events.rpartition("\ndata: ")[2])
+    if form == "json":
+        assert answer["landmarks"] == json.loads(plain)["landmarks"]
+    else:
+        assert answer == plain
+
+
 @pytest.mark.parametrize("form", [*(form.name for form in FORMATS), "heatmaps", "job"])
 def test_warnings_are_told_beside_an_answer_of_any_format(
     form: str, models: Path, tmp_path: Path
