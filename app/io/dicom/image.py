@@ -16,6 +16,7 @@ import numpy as np
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, RequestError, show_controls
 from app.io.dicom.archive import StoredFile
 from app.io.dicom.elements import (
+    MODALITY_LUT,
     PER_FRAME,
     PIXEL_MEASURES,
     PIXEL_VALUES,
@@ -219,6 +220,8 @@ def _pixel_type(head: Head) -> PixelType:
     grey = photometric in (b"MONOCHROME1", b"MONOCHROME2")
     if not grey or _integer(head, Tag.SamplesPerPixel, 1) != 1:
         raise BadVoxels("expected one grey value per pixel, got colours or a palette")
+    if head.dataset.sequences.get(MODALITY_LUT):
+        raise BadVoxels("expected values by RescaleSlope and RescaleIntercept, got a Modality LUT")
     allocated = _integer(head, Tag.BitsAllocated)
     bits = _integer(head, Tag.BitsStored, allocated)
     if allocated not in (8, 16, 32) or not 1 <= bits <= allocated:

@@ -192,6 +192,7 @@ def test_files_that_are_no_images_are_ignored_with_a_warning() -> None:
         ({"PhotometricInterpretation": "RGB", "SamplesPerPixel": 3}, BadVoxels, "colours"),
         ({"PhotometricInterpretation": "PALETTE COLOR"}, BadVoxels, "palette"),
         ({"SamplesPerPixel": 3}, BadVoxels, "colours"),
+        ({"ModalityLUTSequence": [pydicom.Dataset()]}, BadVoxels, "got a Modality LUT"),
         ({"HighBit": 14, "BitsStored": 12}, BadVoxels, "HighBit"),
         ({"BitsAllocated": 1, "BitsStored": 1, "HighBit": 0}, BadVoxels, "got 1 of 1"),
         ({"BitsStored": 17, "HighBit": 16}, BadVoxels, "got 17 of 16"),
