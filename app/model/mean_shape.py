@@ -20,18 +20,18 @@ class Shape:
         tolerance_mm: A mode this near to its expected position agrees with a fit.
         modes: How many modes per landmark to choose among.
         surroundings: Places in the same frame, in mm, that tell look-alikes apart.
-        known: Which landmarks are in the shape.
     """
 
     mean: Float64[np.ndarray, "landmarks 3"]
     tolerance_mm: float
     modes: int = 4
     surroundings: Float64[np.ndarray, "places 3"] = field(default_factory=lambda: np.empty((0, 3)))
-    known: Bool[np.ndarray, " landmarks"] = field(init=False)
 
-    def __post_init__(self) -> None:
-        """See once which landmarks are in the shape."""
-        object.__setattr__(self, "known", np.isfinite(self.mean).all(axis=1))
+    @property
+    def known(self) -> Bool[np.ndarray, " landmarks"]:
+        """Which landmarks are in the shape."""
+        known: np.ndarray = np.isfinite(self.mean).all(axis=1)
+        return known
 
 
 def load_shape(folder: Path, manifest: Manifest) -> Shape | None:
