@@ -34,9 +34,7 @@ from app.io import (
     LandmarksAnswer,
     csv_text,
     name_in_utf8,
-    write_long,
-    write_measurements,
-    write_wide,
+    write_answer,
 )
 
 Model: TypeAlias = tuple[str, str]
@@ -51,12 +49,12 @@ ADDED_COLUMNS: Final = {"warnings", *MODEL_COLUMNS}
 WIDE: Final = "wide"
 """The format that has columns for what the model measures, before the others."""
 
-OF_ONE_SCAN: Final[Mapping[str, tuple[Sequence[str], Callable[[LandmarksAnswer], bytes]]]] = {
-    "long": (LONG_COLUMNS, write_long),
-    "measurements": (MEASUREMENT_COLUMNS, write_measurements),
-    WIDE: (WIDE_COLUMNS, write_wide),
+OF_ONE_SCAN: Final[Mapping[str, Sequence[str]]] = {
+    "long": LONG_COLUMNS,
+    "measurements": MEASUREMENT_COLUMNS,
+    WIDE: WIDE_COLUMNS,
 }
-"""Of the formats that make one table of all scans, the columns and the rows of a scan."""
+"""Columns of the formats that make one table of all scans."""
 
 
 class Sink(ABC):
@@ -135,13 +133,13 @@ class LongTable(Sink):
             BadParameter: It holds something else.
         """
         self._target = target
-        columns, self._write_rows = OF_ONE_SCAN[form]
+        self._form = form
         # No file in UTF-8 can hold bytes of another encoding, which a name may have.
         self._names = {path: name_in_utf8(name) for path, name in names.items()}
         rows: list[list[str]] = []
         whole = True
         if resume and target.exists():
-            known = ["scan", *columns, *MODEL_COLUMNS]
+            known = ["scan", *OF_ONE_SCAN[form], *MODEL_COLUMNS]
             rows, whole = _read_table(target, known, is_wide=form == WIDE)
         self._columns = rows[0] if rows else None
         # The last line may be cut off within the name of its model.
@@ -170,7 +168,7 @@ class LongTable(Sink):
         Raises:
             BadParameter: What is measured of it is not what the table has columns for.
         """
-        header, *rows = csv.reader(io.StringIO(self._write_rows(answer).decode()))
+        header, *rows = csv.reader(io.StringIO(write_answer(answer, self._form).decode()))
         columns = ["scan", *header, *MODEL_COLUMNS]
         if self._columns not in (None, columns):
             raise BadParameter("expected the same measurements as of the scans before, got others")

@@ -41,7 +41,6 @@ from app.io.formats import (
     load_report_writer,
     negotiate_format,
     write_answer,
-    write_wide,
 )
 from app.io.gzip_stream import GZIP_MAGIC, Content, MemoryFile, write_gzip
 from app.io.header import UNIT_WARNINGS, Header, check_spacing
@@ -84,8 +83,6 @@ from app.io.slicer import (
     landmark_stem,
     markups_json,
     read_landmarks,
-    write_long,
-    write_measurements,
 )
 from app.io.volume import (
     FLOAT32_MAX,
@@ -116,6 +113,5 @@ __all__ = [
     "find_evidence", "find_scan", "is_dicom", "is_landmark_file", "is_missing", "is_own_report",
     "landmark_stem", "list_shown", "load_report_writer", "markups_json", "name_in_utf8",
     "negotiate_format", "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth",
-    "read_volume", "scan_stem", "write_answer", "write_case", "write_gzip", "write_long",
-    "write_measurements", "write_nifti", "write_wide",
+    "read_volume", "scan_stem", "write_answer", "write_case", "write_gzip", "write_nifti",
 ]  # fmt: skip

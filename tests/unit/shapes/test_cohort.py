@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from app.errors import BadParameter
-from app.io import LandmarksAnswer, markups_json, write_long
+from app.io import LandmarksAnswer, markups_json, write_answer
 from app.io.slicer import write_fcsv, write_mrk_json, write_table
 from app.shapes import COHORT_FORMATS, Cohort, read_cohort
 from tests.support.answers import make_answer
@@ -51,7 +51,7 @@ def test_files_of_every_format_make_the_same_cohort(suffix: str, tmp_path: Path)
 def test_one_table_of_all_scans_is_a_cohort_too(tmp_path: Path) -> None:
     lines: list[str] = []
     for name, points in zip(SPECIMENS, POINTS, strict=True):
-        head, *rows = write_long(make_answer(NAMES, points)).decode().splitlines()
+        head, *rows = write_answer(make_answer(NAMES, points), "long").decode().splitlines()
         lines += [*([] if lines else [f"scan,{head}"]), *(f"{name},{row}" for row in rows)]
     (tmp_path / "all.csv").write_text("\n".join(lines))
     cohort = read_cohort(tmp_path / "all.csv")
@@ -72,7 +72,7 @@ def test_doubtful_points_are_told_and_left_out_if_asked(suffix: str, tmp_path: P
     )
     path = tmp_path
     if suffix == "table":
-        head, *rows = write_long(answer).decode().splitlines()
+        head, *rows = write_answer(answer, "long").decode().splitlines()
         path = tmp_path / "all.csv"
         path.write_text("\n".join([f"scan,{head}", *(f"a,{row}" for row in rows)]))
     else:
