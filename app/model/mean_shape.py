@@ -61,4 +61,9 @@ def load_shape(folder: Path, manifest: Manifest) -> Shape | None:
         end, start = points[rows[place.beyond]], points[rows[place.seen_from]]
         places.append(end + place.mm * (end - start) / np.linalg.norm(end - start))
     surroundings = np.array(places).reshape(-1, 3)
+    if not np.isfinite(surroundings).all():
+        raise ModelRefused(
+            f"{folder.name}: shape.surroundings: expected landmarks that have a place in the mean "
+            "shape, each its own, got others"
+        )
     return Shape(points, spec.tolerance_mm, spec.modes, surroundings)

@@ -123,6 +123,8 @@ REFUSALS: list[tuple[str, str, object, str]] = [
     ("selfcheck", "input", "zeros", "selfcheck.input: String should match pattern"),
     ("selfcheck", "input", "phantom:7", "expected key 'tolerance_mm' with input phantom"),
     ("selfcheck", "expected", None, "expected key 'expected'"),
+    ("voting", "round_in", "voxels", "voting.round_in: expected network.output 'heatmaps'"),
+    ("input", "tile_layout", "monai", "input.tile_layout: expected 'monai' with network.output"),
 ]
 
 
@@ -192,6 +194,31 @@ def test_mirror_pairs_are_taken(folder: Path) -> None:
     table["landmarks"][0]["mirror"] = "2"
     table["landmarks"][1]["mirror"] = "1"
     assert read(folder, table).landmarks[0].mirror == "2"
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        (
+            "input",
+            {"intensity": {"method": "zscore"}},
+            "expected input.intensity.method percentile",
+        ),
+        ("network", COORDINATES, "expected a section shape with network.output 'coordinates'"),
+    ],
+)
+def test_first_of_two_networks_gives_a_window_and_a_pose(
+    folder: Path, section: str, changes: dict[str, object], message: str
+) -> None:
+    table = manifest_table()
+    table["refine"] = {"folder": "inner", "sha256": "0" * 64}
+    assert read(folder, table).refine is not None
+    merged = table[section] | changes
+    table[section] = {key: value for key, value in merged.items() if value is not None}
+    if section == "network":
+        del table["voting"]["radius_mm"]
+    with pytest.raises(ModelRefused, match=f"refine: {message}"):
+        read(folder, table)
 
 
 def test_whole_model_needs_room_for_one_block(folder: Path) -> None:

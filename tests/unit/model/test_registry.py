@@ -119,12 +119,14 @@ def test_digest_changes_with_the_manifest(tmp_path: Path) -> None:
         ({"mean": np.zeros((3, 3), np.int64)}, r"expected floats .* got torch.int64"),
         ({"points": shape_of(3)}, r"shape.mean: expected a tensor 'mean', got \['points'\]"),
         ({"mean": np.full((3, 3), np.inf)}, "shape.mean: expected finite positions"),
+        ({"mean": np.full((3, 3), np.nan)}, "shape.surroundings: expected landmarks that have"),
     ],
 )
 def test_wrong_shape_is_refused(
     tmp_path: Path, tensors: dict[str, np.ndarray], message: str
 ) -> None:
-    folder = make_model_folder(tmp_path, shape=SHAPE)
+    place = {"beyond": "1", "seen_from": "2", "mm": 20.0}
+    folder = make_model_folder(tmp_path, shape=SHAPE | {"surroundings": [place]})
     save_file(tensors, folder / "shape.safetensors")
     write_selfcheck(folder)
     with pytest.raises(ModelRefused, match=message):
@@ -250,41 +252,6 @@ def test_what_is_loaded_are_the_bytes_that_were_hashed(
     monkeypatch.setattr(Path, "open", open_once)
     load(folder)
     assert not target.exists()
-
-
-def test_second_network_is_not_mirrored(tmp_path: Path) -> None:
-    """Its left and right lie along no axis that its manifest could know."""
-    folder = make_model_folder(tmp_path, shape=SHAPE)
-    text = (folder / "model.toml").read_text()
-    (folder / "model.toml").write_text(f'{text}\n[refine]\nfolder = "inner"\n')
-    make_model_folder(folder, "inner", shape=SHAPE, network={"mirror": ["j"]})
-    write_selfcheck(folder)
-    with pytest.raises(ModelRefused, match=r"refine: expected no network\.mirror, got \('j',\)"):
-        load(folder)
-
-
-def test_second_network_may_answer_heatmaps_but_no_coordinates(tmp_path: Path) -> None:
-    folder = make_model_folder(tmp_path, shape=SHAPE)
-    text = (folder / "model.toml").read_text()
-    (folder / "model.toml").write_text(f'{text}\n[refine]\nfolder = "inner"\n')
-    inner = make_model_folder(
-        folder,
-        "inner",
-        shape=SHAPE,
-        network={"output": "heatmaps", "arguments": {**ARGUMENTS, "out_channels": 3}},
-    )
-    write_selfcheck(folder)
-    assert load(folder).refine is not None
-    path = inner / "model.toml"
-    path.write_text(
-        path.read_text()
-        .replace('"heatmaps"', '"coordinates"')
-        .replace('activation = "sigmoid"\n', "")
-        .replace("radius_mm = 2.0\n", "")
-    )
-    write_selfcheck(folder)
-    with pytest.raises(ModelRefused, match=r"refine: expected network\.output votes or heatmaps"):
-        load(folder)
 
 
 def test_only_model_is_the_default(tmp_path: Path, registry: Registry) -> None:
