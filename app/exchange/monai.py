@@ -6,6 +6,7 @@ import shutil
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from torch import Tensor
@@ -183,7 +184,7 @@ def _check(
     reasons = [f"--set '{key}={example}'" for key, example in needed.items()]
     reasons += [] if names else ["--landmark NAME for each channel"]
     unread = [name for name in read_preprocessing(config)[1] if name not in ignored]
-    reasons += [f"--ignore {name}, a transform that is left out" for name in unread]
+    reasons += [f"--ignore {quote(name)}, a transform that is left out" for name in unread]
     if reasons:
         yaml = "" if config else f"; {CONFIG} is not there, and YAML is not read"
         raise BadParameter(

@@ -37,7 +37,7 @@ def read_transforms(config: Json, section: str) -> list[tuple[str, Json]]:
             _, name, given = read_target(step)
             listed.append((re.sub(r"(?<=[a-z])(D|Dict)$", "d", name), given))
         except ModelRefused:
-            listed.append((f"{step!r:.40}", {}))
+            listed.append((f"{step!s:.40}", {}))
     return listed
 
 
