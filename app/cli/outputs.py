@@ -162,8 +162,7 @@ def output_format(output: str, name: str | None, *, to_folder: bool) -> Format:
         known = " ".join(f".{form.name}" for form in SCAN_FORMATS)
         fail(f"expected -o FOLDER/, -o FILE ending in one of {known}, or --format; got {output}")
     form = negotiate_format(SCAN_FORMATS, name or suffix, None)
-    is_table = suffix == "long" and form.name in OF_ONE_SCAN and output.endswith(".csv")
-    if to_folder and suffix and not (is_table or Path(output).is_dir()):
+    if to_folder and suffix and not (_is_table(Path(output), form) or Path(output).is_dir()):
         fail(
             f"expected -o FOLDER for several scans as {form.name}, or -o FILE.csv without --format "
             f"for one table of them, got {output}"
