@@ -75,6 +75,10 @@ def test_detect_says_what_of_a_folder_it_does_not_read(
     assert result.exit_code == 0, result.output
     assert "3 not read, as names of scans end in .nii, .nii.gz, " in result.stderr
     assert ": a.mhd, more, notes.txt\n" in result.stderr
+    (scans / "one.nii").unlink()
+    result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
+    assert result.exit_code == 1
+    assert "expected scans (.nii, .nii.gz, " in result.stderr
 
 
 def test_detect_refuses_a_scan_and_its_compressed_copy(
