@@ -39,8 +39,7 @@ those of a convolution wait for the next one, and leave others less of the cores
 def can_norm(tiles: Tensor) -> bool:
     """Say whether ``norm_groups`` takes these tiles."""
     return (
-        tiles.device.type == "cpu"
-        and tiles.dtype in TYPES
+        tiles.dtype in TYPES
         and tiles.dim() == len(AXES)
         and tiles.numel() > 0
         and tiles.is_contiguous(memory_format=torch.channels_last_3d)

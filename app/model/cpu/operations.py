@@ -109,7 +109,7 @@ def _conv_transpose3d(
 
 
 def _takes_onednn(input: Tensor, weight: Tensor) -> bool:  # noqa: A002
-    is_float32 = input.device.type == "cpu" and input.dtype == weight.dtype == torch.float32
+    is_float32 = input.dtype == weight.dtype == torch.float32
     return is_float32 and torch.backends.mkldnn.is_available()
 
 
@@ -127,8 +127,6 @@ def _group_norm(
 ) -> Tensor:
     if can_norm(input):
         return norm_groups(input, num_groups, weight, bias, eps)
-    if input.device.type != "cpu" or len(input) == 1:
-        return group_norm(input, num_groups, weight, bias, eps)
     return torch.cat([group_norm(tile, num_groups, weight, bias, eps) for tile in input.split(1)])
 
 

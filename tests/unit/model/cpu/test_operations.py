@@ -76,7 +76,7 @@ def test_other_types_and_keywords_are_left_alone() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_norm_of_a_tile_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     norm = nn.GroupNorm(2, 8).to(dtype)
