@@ -10,7 +10,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import torch
-from dynamic_network_architectures.architectures.unet import PlainConvUNet
+from dynamic_network_architectures.architectures.unet import PlainConvUNet, ResidualEncoderUNet
 from jaxtyping import Float
 from scipy.ndimage import gaussian_filter, zoom
 from torch import Tensor, nn
@@ -159,10 +159,13 @@ def make_target(shape: tuple[int, ...], points: np.ndarray) -> Float[Tensor, "2 
     return torch.from_numpy(np.clip(1 - away / (BALL_RADIUS + 1), 0, 1)).float()
 
 
-def build(**arguments: object) -> nn.Module:
+def build(*, residual: bool = False, **arguments: object) -> nn.Module:
     """Build a network as nnU-Net does from its plans."""
     given = {**ARGUMENTS, **CLASSES, "input_channels": 1, "num_classes": len(SIGNS), **arguments}
-    network: nn.Module = PlainConvUNet(**given, deep_supervision=False)
+    if residual:
+        given["n_blocks_per_stage"] = given.pop("n_conv_per_stage")
+    kind = ResidualEncoderUNet if residual else PlainConvUNet
+    network: nn.Module = kind(**given, deep_supervision=False)
     return network
 
 

@@ -183,11 +183,14 @@ def test_scans_that_were_reoriented_need_no_orientation(
         import_nnunet(results, tmp_path / "others", orientation="LPS")
 
 
-def test_plans_before_version_2_4_name_the_same_network(results: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["PlainConvUNet", "ResidualEncoderUNet"])
+def test_plans_before_version_2_4_name_the_same_network(
+    results: Path, tmp_path: Path, name: str
+) -> None:
     configurations = make_plans()["configurations"]
     given = configurations["3d_lowres"].pop("architecture")["arch_kwargs"]
     configurations["3d_lowres"] |= {
-        "UNet_class_name": "PlainConvUNet",
+        "UNet_class_name": name,
         "UNet_base_num_features": 8,
         "unet_max_num_features": 16,
         "n_conv_per_stage_encoder": given["n_conv_per_stage"],
@@ -198,10 +201,24 @@ def test_plans_before_version_2_4_name_the_same_network(results: Path, tmp_path:
     results.joinpath("fold_0", "checkpoint_final.pth").unlink()
     results.joinpath("fold_0").rmdir()
     plans = make_plans() | {"configurations": configurations}
-    network = nnunet_results.build(features_per_stage=[8, 16, 16])
+    residual = name == "ResidualEncoderUNet"
+    network = nnunet_results.build(residual=residual, features_per_stage=[8, 16, 16])
     write_results(results, [network], plans)
     folder = import_nnunet(results, tmp_path / "blobs", orientation="RAS")
     load_checked(folder, CPU)
+
+
+def test_a_residual_network_is_found_by_the_first_name_of_its_module(tmp_path: Path) -> None:
+    plans, results = copy.deepcopy(make_plans()), tmp_path / "Dataset900_Blobs"
+    architecture = plans["configurations"]["3d_lowres"]["architecture"]
+    named = architecture["network_class_name"]
+    first = named.replace(".unet.PlainConvUNet", ".residual_unet.ResidualEncoderUNet")
+    architecture["network_class_name"] = first
+    arguments = architecture["arch_kwargs"]
+    arguments["n_blocks_per_stage"] = arguments.pop("n_conv_per_stage")
+    results.mkdir()
+    write_results(results, [nnunet_results.build(residual=True)], plans)
+    load_checked(import_nnunet(results, tmp_path / "blobs", orientation="RAS"), CPU)
 
 
 def test_labels_of_a_segmentation_need_a_radius(tmp_path: Path) -> None:
@@ -276,6 +293,10 @@ def test_training_that_cannot_be_served_is_refused(
     assert not (tmp_path / "blobs").exists()
 
 
+WIDER = copy.deepcopy(make_plans()["configurations"]["3d_lowres"]["architecture"])
+WIDER["arch_kwargs"]["features_per_stage"] = [8, 12, 20]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -284,6 +305,7 @@ def test_training_that_cannot_be_served_is_refused(
         ({"normalization_schemes": ["MyNormalization"]}, "a normalisation of ZScore"),
         ({"inherits_from": "3d_fullres"}, "nnU-Net"),
         ({"patch_size": [24, 32, 5000]}, r"input\.tile_shape"),
+        ({"architecture": WIDER}, "fold_0: expected weights of .*PlainConvUNet with the arguments"),
     ],
 )
 def test_configuration_that_cannot_be_served_is_refused(
@@ -342,6 +364,15 @@ def test_folds_can_be_chosen_and_must_be_there(results: Path, tmp_path: Path) ->
     with pytest.raises(ModelRefused, match=r"fold_3: expected checkpoint_final\.pth"):
         import_nnunet(results, tmp_path / "others", orientation="RAS", folds=["3"])
     with pytest.raises(BadParameter, match="not there yet"):
+        import_nnunet(results, tmp_path / "blobs", orientation="RAS")
+
+
+def test_folds_of_several_trainings_are_no_model(results: Path, tmp_path: Path) -> None:
+    state = torch.load(results / "fold_0" / "checkpoint_final.pth", weights_only=False)
+    state["inference_allowed_mirroring_axes"] = (0, 1)
+    (results / "fold_1").mkdir()
+    torch.save(state, results / "fold_1" / "checkpoint_final.pth")
+    with pytest.raises(ModelRefused, match="expected folds of one training, got several"):
         import_nnunet(results, tmp_path / "blobs", orientation="RAS")
 
 
