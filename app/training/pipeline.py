@@ -112,9 +112,9 @@ def _plan_second(options: Options, checked: CheckedData) -> Plan:
     poor = [one.name for one in chosen.train if not has_pose(one.rows(names), mean)]
     if poor:
         raise BadParameter(
-            f"expected at least {MIN_COMMON} landmarks in each scan to learn from, as its pose "
-            f"follows from them, got fewer in {shorten(poor, LINE_NAMES)}: take them out of the "
-            "folder, or name them with --validate"
+            f"expected at least {MIN_COMMON} landmarks that lie in no line in each scan to learn "
+            f"from, as its pose follows from them, got fewer in {shorten(poor, LINE_NAMES)}: take "
+            "them out of the folder, or name them with --validate"
         )
     if options.start is not None:
         mean = rotate_like(mean, names, options.start)

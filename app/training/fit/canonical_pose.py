@@ -8,6 +8,7 @@ left to learn is small, and is learned at a finer spacing.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from app.geometry import Points, transform
 from app.model import load_shape, read_manifest
 from app.shapes import MIN_COMMON, MIN_LANDMARKS, Similarity, fit_similarity
 from app.training.data.specimens import Specimen, rows_of
+
+MIN_WIDTH: Final = 0.05
+"""Of landmarks that show a pose, across over along the line that they lie nearest to: about a line,
+a subject may be turned by any angle."""
 
 
 def upright(mean: Points) -> Points:
@@ -55,7 +60,11 @@ def rotate_like(mean: Points, names: Sequence[str], start: Path) -> Points:
 
 def has_pose(points: Points, mean: Points) -> bool:
     """Say whether enough landmarks of a specimen are known to bring it into the frame of a mean."""
-    return int(_in_both(points, mean).sum()) >= MIN_COMMON
+    known = mean[_in_both(points, mean)]
+    if len(known) < MIN_COMMON:
+        return False
+    along, across, *_ = np.linalg.svd(known - known.mean(axis=0), compute_uv=False)
+    return bool(across > MIN_WIDTH * along)
 
 
 def fit_pose(points: Points, mean: Points) -> Similarity:
