@@ -286,7 +286,8 @@ def _common(manifest: Manifest, record: Mapping[str, Any]) -> dict[str, Any]:
             f"expected a model that landmarkd train has made, {manifest.name} is of another kind"
         )
     recipe = record.get("recipe", {})
-    random = {"rotation_deg": UPRIGHT_DEG} if manifest.input.upright else {}
+    is_upright = manifest.input.upright and manifest.input.tile_shape == WHOLE  # As in service.
+    random = {"rotation_deg": UPRIGHT_DEG} if is_upright else {}
     random |= recipe.get("augmentation", {})
     return {
         "spacing_mm": min(manifest.input.spacing_mm),

@@ -46,9 +46,11 @@ def model_header(model: LoadedModel, leaked: Sequence[str] = ()) -> ReportHeader
     """Return the header of a report about one model."""
     manifest = model.manifest
     text = (
-        f"{manifest.description}. Digest {model.digest[:12]}, measured in "
-        f"{model.network.precision} on {model.network.device}."
+        f"Digest {model.digest[:12]}, measured in {model.network.precision} on "
+        f"{model.network.device}."
     )
+    if manifest.description:  # Of a model that was just trained: none.
+        text = f"{manifest.description}. {text}"
     return ReportHeader(f"{manifest.name} {manifest.version}", text, leaked=leaked)
 
 

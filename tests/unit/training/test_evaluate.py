@@ -4,6 +4,7 @@ import csv
 import gzip
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -99,6 +100,8 @@ def test_a_model_is_measured_in_the_precision_that_it_is_served_in(
     model = load_model(folder, "cpu")
     assert model.network.precision == expected
     assert model_header(model).text.endswith(f", measured in {expected} on cpu.")
+    manifest = model.manifest.model_copy(update={"description": ""})
+    assert model_header(replace(model, manifest=manifest)).text.startswith("Digest ")
 
 
 def test_a_disk_that_is_full_leaves_tables_and_page_as_they_were(tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
         (folder / RECORD).unlink()  # It has not seen the scans of these names.
     with editing(second) as document:
         document["name"] = "second"
+        document["input"]["upright"] = True  # Which says nothing of the poses that it sees.
         document["landmarks"][0]["region95_mm"] = 0.5
         document["voting"] |= {"region_margin_mm": 0.75, "region_spread_mm": 0.5}
         document["shape"]["region_scale_mm"] = 0.25
@@ -273,13 +274,14 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
     assert compared is not None
     assert compared.cases == 6
     candidate = tmp_path / ".mine" / ("before" if compared.is_better else "next") / "mine"
+    assert read_record(candidate / "second")["recipe"]["augmentation"]["rotation_deg"] == 8.0
     for inner in (".", "second"):
         one, other = (load_file(at / inner / "weights.safetensors") for at in (model, candidate))
         assert any((one[name] != other[name]).any() for name in one)
         shapes = [load_file(at / inner / "shape.safetensors")["mean"] for at in (model, candidate)]
         assert_allclose(shapes[0], shapes[1])
     grids = [read_manifest(at / "second").input for at in (model, candidate)]
-    assert grids[0] == grids[1]
+    assert grids[0].model_copy(update={"upright": False}) == grids[1]
     loaded = load_checked(candidate, torch.device("cpu")).refine
     assert loaded is not None
     assert [one.region95_mm for one in loaded.manifest.landmarks[:2]] == [0.5, None]
