@@ -175,12 +175,8 @@ def hold_out(
 ) -> list[SpecimenFiles]:
     """List the cases that no version is trained on.
 
-    Args:
-        options: Of the command.
-        kept: The kept cases.
-        old: The scans given by ``--with``, without those that are kept cases, too.
-        again: The cases that these are, by their names; what is known of a scan is known of its
-            case.
+    The old scans are those of ``--with`` that are no kept cases. For the names of the others,
+    ``again`` has those of their cases: what is known of a scan is known of its case.
 
     Raises:
         BadParameter: They are too few to tell which version is better, not unseen, or not there.
@@ -308,13 +304,8 @@ def _common(manifest: Manifest, record: Mapping[str, Any]) -> dict[str, Any]:
 def fine_tune(options: Options, checked: CheckedData, chosen: Split, console: Console) -> bool:
     """Train both networks of a model on, from the weights that they have.
 
-    A training that was interrupted is resumed, if it was started alike; else it is made anew.
-
-    Args:
-        options: The folder is that of the next version; the start is the one in place.
-        checked: The data.
-        chosen: Training and held-out cases.
-        console: Where to print.
+    A training that was interrupted is resumed, if it was started alike; else it is made anew. The
+    folder of the options is that of the next version, their start the one in place.
 
     Returns:
         Whether it is done; False if it was interrupted.

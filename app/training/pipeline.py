@@ -101,7 +101,7 @@ def _plan_second(options: Options, checked: CheckedData) -> Plan:
             "follows from that; these are fewer or keep none"
         )
     record = resumable_record(options.network_folder)
-    chosen = split_like_first(options, checked, record)
+    chosen = split_as_before(options, checked, record)
     mean = mean_of(chosen.train, names)
     if mean is None:
         raise BadParameter(
@@ -234,34 +234,21 @@ def options_as_before(options: Options, record: dict[str, Any]) -> Options:
 
 
 def split_as_before(options: Options, checked: CheckedData, record: dict[str, Any]) -> Split:
-    """Hold out the scans that the options name, or else those of the training that is resumed."""
-    if options.hold_out is not None:
-        return split(checked.specimens, options.hold_out, "given", options.train_only)
-    if record:
-        before = held_out_of(record, checked)
-        return split(checked.specimens, before, "as before", options.train_only)
-    return split(checked.specimens, None, train_only=options.train_only, subject=options.subject)
+    """Hold out the scans that the options name, or those of the training that is resumed.
 
-
-def split_like_first(options: Options, checked: CheckedData, record: dict[str, Any]) -> Split:
-    """Hold out the scans that the first network was not trained on, unless others are named."""
-    first = read_record(options.folder)
-    chosen = split_as_before(options, checked, record)
-    if options.hold_out is not None or record:
-        return chosen
-    if first:
-        names = held_out_of(first, checked)
-        reason = "those of the first network"
-        return split(checked.specimens, names, reason, options.train_only)
-    return replace(
-        chosen, reason=f"{chosen.reason}. The first network may have been trained on them!"
-    )
-
-
-def held_out_of(record: dict[str, Any], checked: CheckedData) -> list[str]:
-    """List the scans that a record holds out and that are still there."""
-    names = {specimen.name for specimen in checked.specimens}
-    return [name for name in record.get("held_out", ()) if name in names]
+    A second network that begins is not trained on those of the first one.
+    """
+    first = read_record(options.folder) if options.inner else {}
+    names, reason = options.hold_out, "given"
+    if names is None and (before := record or first):
+        there = {specimen.name for specimen in checked.specimens}
+        names = tuple(name for name in before.get("held_out", ()) if name in there)
+        reason = "as before" if record else "those of the first network"
+    chosen = split(checked.specimens, names, reason, options.train_only, options.subject)
+    if names is None and options.inner:
+        reason = f"{chosen.reason}. The first network may have been trained on them!"
+        return replace(chosen, reason=reason)
+    return chosen
 
 
 def make_plan(

@@ -175,8 +175,16 @@ def calibrate_model(
         console.print("One subject: its thresholds were measured on itself.", style="yellow")
     console.print(calibration.summary())
     if model.manifest.measurements:
-        console.print(f"intervals of measurements: {describe_scale(calibration.interval_scale)}")
-    print_shares(leave_one_out(scaled, specs, folds), console)
+        scale = calibration.interval_scale
+        by = (
+            "too few, so left as they are"
+            if scale is None
+            else f"{scale:.3f} times what propagates"
+        )
+        console.print(f"intervals of measurements: {by}")
+    shares = leave_one_out(scaled, specs, folds).items()
+    covered = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
+    console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
     write_calibration(folder, calibration)
 
 
@@ -188,12 +196,6 @@ def print_thresholds(
     for title, chosen, network in zip(titles, thresholds, networks_of(model), strict=False):
         old = [landmark.presence_threshold for landmark in network.manifest.landmarks]
         console.print(f"{title}: {describe_thresholds(chosen, old)}")
-
-
-def print_shares(shares: Mapping[str, float], console: Console) -> None:
-    """Print which share of each scan's errors the regions from all other scans hold."""
-    covered = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-    console.print(f"errors within the regions of the other scans: {covered or 'too few scans'}")
 
 
 def describe_too_few(outcomes: Sequence[Outcome]) -> str:
@@ -238,11 +240,6 @@ def describe_regions(regions: Mapping[str, Region]) -> str:
             f"{region.errors} errors of {whose}: it holds on average over them"
         )
     return f"regions: {'; '.join(parts)}"
-
-
-def describe_scale(scale: float | None) -> str:
-    """Describe by how much intervals of measurements are wider than what propagates."""
-    return "too few, so left as they are" if scale is None else f"{scale:.3f} times what propagates"
 
 
 def describe_coverage(

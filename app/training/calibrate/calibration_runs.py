@@ -27,8 +27,7 @@ class CalibrationRun:
     """What a model answers to one scan, or to a part or a blank version of it.
 
     Attributes:
-        scan: Name of the scan.
-        kind: Which version of it.
+        kind: Which version of the scan.
         networks: Outcomes of each of the model's networks alone; of the second none where the first
             has found no pose.
         answer: Outcomes of what the service would answer.
@@ -66,12 +65,8 @@ def run_all(
 ) -> CalibrationRuns:
     """Run models over scans, as they are and with the thresholds that follow from the others.
 
-    Args:
-        models: The model of each scan, by name; not trained on it.
-        specimens: The specimens; those without a model are left out.
-        console: Shows the progress.
-        missing: How a landmark counts that the landmark file does not have.
-        folds: Know the subject that each scan shows, where its name does not tell.
+    Each scan is answered by the model of its name, which was not trained on it; those without one
+    are left out. Folds know the subject that a scan shows, where its name does not tell.
     """
     specimens = [files for files in specimens if files.name in models]
     before: list[CalibrationRun] = []

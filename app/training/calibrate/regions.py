@@ -43,9 +43,6 @@ COVERAGE: Final = 0.95
 NO_SCALE_MM: Final = 0.001
 """Instead of a length of 0, which would have no meaning as a scale."""
 
-CONSTANT: Final = Uncertainty(None, None)
-"""Of regions that do not grow."""
-
 MARGIN_PERCENTILE: Final = 5.0
 """Of the distances from the border, of landmarks that regions were calibrated on: nearer to it, too
 few are known. In half spines, whose borders cut through what a landmark is known by, two thirds of
@@ -60,7 +57,6 @@ class Region:
     """A radius, and what it is based on.
 
     Attributes:
-        radius_mm: In mm.
         errors: Number of errors that it is based on.
         coverage: Probability that a further error stays within.
         of: Whose errors they are.
@@ -135,10 +131,8 @@ def calibrate_regions(
     by_name = group(outcomes, lambda outcome: outcome.landmark)
     regions = {}
     for name, label in groups.items():
-        if label:
-            region = conformal_region(detected_errors(by_group.get(label, ())), "group")
-        else:
-            region = conformal_region(detected_errors(by_name.get(name, ())), "landmark")
+        mine = by_group.get(label, ()) if label else by_name.get(name, ())
+        region = conformal_region(detected_errors(mine), "group" if label else "landmark")
         regions[name] = region or everywhere
     return regions
 
@@ -147,7 +141,7 @@ def calibrate_intervals(
     specs: Sequence[MeasurementSpec],
     outcomes: Sequence[Outcome],
     regions: Mapping[str, Region],
-    usual: Uncertainty = CONSTANT,
+    usual: Uncertainty,
 ) -> float | None:
     """Compute by how much the intervals of measurements must be wider than errors propagate.
 

@@ -68,12 +68,7 @@ class Thresholds:
 
 
 def masses_of(outcomes: Sequence[Outcome], radius_mm: float) -> Masses:
-    """Collect the masses of outcomes.
-
-    Args:
-        outcomes: Of one network.
-        radius_mm: Its voting radius: an answer further from the truth is not correct.
-    """
+    """Collect the masses of outcomes of one network, of a given voting radius."""
     correct = [outcome.mass for outcome in outcomes if outcome.error_mm <= radius_mm]
     absent = [
         outcome.mass
@@ -107,12 +102,9 @@ def calibrate_thresholds(
 def with_thresholds(
     model: LoadedModel, thresholds: Sequence[Sequence[float] | None]
 ) -> LoadedModel:
-    """Give a model other presence thresholds, in memory.
+    """Give a model other presence thresholds by landmark, in memory.
 
-    Args:
-        model: The model.
-        thresholds: Those of its network, and of its second one if it has one, by landmark; None: it
-            keeps its own.
+    They are those of its network, and of its second one if it has one; None: it keeps its own.
     """
     refine = model.refine
     if refine is not None:

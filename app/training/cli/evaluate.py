@@ -1,11 +1,9 @@
 """``landmarkd evaluate``: the errors of a model on scans with known landmarks."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from app.training.cli.arguments import (
@@ -20,17 +18,18 @@ from app.training.cli.arguments import (
     prepare,
 )
 
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Folder for tables and a report.")
+]
+Only = Annotated[list[str] | None, typer.Option(help="Name of a scan to use; may be repeated.")]
+
 
 def evaluate(
     model: ModelFolder,
     scans: Scans,
     landmarks: Landmarks,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for tables and a report.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Name of a scan to use; may be repeated.")
-    ] = None,
+    output: Output = None,
+    only: Only = None,
     missing: MissingIs = "unknown",
     device: Device = "auto",
 ) -> None:
@@ -70,14 +69,6 @@ def evaluate(
         console.print(f"{measured.seconds:.2f} s per scan (median), its file read", highlight=False)
     # Last, so that it stands next to the errors in the terminal.
     print_warning(describe_leaked(leaked) or describe_unrecorded(model), console)
-    _print_failures(measured.failures, console)
-
-
-def _print_failures(failures: Sequence[str], console: Console) -> None:
-    """Name the scans that could not be measured, and end with 1 if there are any."""
-    from app.training.data.issues import print_warning
-
-    for failure in failures:
-        print_warning(failure, console, "red")
-    if failures:
+    print_warning("\n".join(measured.failures), console, "red")
+    if measured.failures:
         raise typer.Exit(1)

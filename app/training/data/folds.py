@@ -25,7 +25,6 @@ class Folds:
     """Which scans are held out together.
 
     Attributes:
-        seed: Random seed of the assignment.
         members: Names of the scans of each fold. Each scan is in one fold, except those that are
             only trained on, which are in none.
         subjects: The subject that each scan shows; all scans of a subject are in one fold.
@@ -68,13 +67,8 @@ def make_folds(
 ) -> Folds:
     """Assign specimens to folds of nearly equal size, always the same for the same scans.
 
-    Args:
-        specimens: All specimens.
-        count: Number of folds.
-        seed: Random seed.
-        pattern: Regular expression of the part of a scan's name that identifies its subject; None:
-            the name without a side or frame at its end, such as ``_left``.
-        train_only: Names of scans that are in no fold, as they are only trained on.
+    All scans of a subject are in one fold; see ``subject_of`` for the pattern. Those of
+    ``train_only`` are in none.
 
     Raises:
         BadParameter: There are too few subjects, a name does not match the pattern, or a name of

@@ -45,7 +45,7 @@ def count_issues(issues: Iterable[Issue], severity: Severity) -> int:
 
 def issue_table(issues: Sequence[Issue]) -> Table:
     """Lay out issues, worst first, with one row for all files that share a message."""
-    table = Table("", "where", "what", show_lines=False)
+    table = Table("", "where", "what")
     for severity, colour in COLOURS.items():
         rows: dict[str, list[str]] = {}
         for issue in issues:

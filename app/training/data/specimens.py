@@ -71,11 +71,9 @@ class Specimen:
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
-    """The files of two folders, sorted by name.
+    """The files of two folders, by name and sorted by it.
 
     Attributes:
-        scans: Scans by name.
-        landmarks: Landmark files by name.
         duplicates: Names that two scans, or two landmark files, share.
         others: Files of another kind.
     """

@@ -103,8 +103,6 @@ def choose_held_out(
     for specimen in specimens:
         groups.setdefault(subject_of(specimen.name, subject), []).append(specimen)
     candidates = {name: group for name, group in groups.items() if name not in trained}
-    if len(groups) < 2:
-        return ()
     scans = sum(map(len, candidates.values()))
     count = min(max(round(scans / HELD_OUT_FRACTION), 1), MAX_HELD_OUT)
     remaining = Counter(label for specimen in specimens for label in specimen.points)

@@ -33,8 +33,6 @@ class PooledOutcomes:
 
     Attributes:
         model: Folder of the model whose folds they are.
-        folds: Which scans were held out together.
-        outcomes: One for each scan and landmark.
         failures: A line for each scan that could not be answered.
         is_refine: Whether both networks answered, not the first one alone.
     """
@@ -77,8 +75,7 @@ def report_pooled(
     folder.mkdir(parents=True, exist_ok=True)
     print_tables(pooled.outcomes, console, folds)
     console.print(pooled.spread(), highlight=False)
-    for failure in pooled.failures:
-        print_warning(failure, console, "red")
+    print_warning("\n".join(pooled.failures), console, "red")
     write_tables(pooled.outcomes, folder, folds)
     if pooled.outcomes:
         failed = f" Not answered: {'; '.join(pooled.failures)}." if pooled.failures else ""

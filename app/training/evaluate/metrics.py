@@ -1,4 +1,4 @@
-"""Outcomes -> metrics: accuracy, presence, and coverage of 95 % regions."""
+"""Outcomes -> metrics: errors, presence, and coverage of 95 % regions."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,38 +17,12 @@ WITHIN_MM: Final[tuple[float, ...]] = (0.25, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
-    """Errors of landmarks that are present and have a position in the answer.
-
-    Attributes:
-        mean_mm: Mean radial error.
-        median_mm: Its median.
-        p95_mm: Its 95th percentile.
-        largest_mm: Its maximum.
-        mean_voxels: Its mean in voxels of each scan.
-        identified: Identification rate: share of all *present* landmarks that are identified.
-        within: Success detection rates: share of all *present* landmarks within each of
-            ``WITHIN_MM``, so that a missed one counts as a failure.
-    """
-
-    mean_mm: float
-    median_mm: float
-    p95_mm: float
-    largest_mm: float
-    mean_voxels: float
-    identified: float
-    within: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Presence:
     """How well a model detects whether a landmark is present.
 
     Attributes:
-        present: Landmarks that are present.
-        missed: Those of them that are not detected: false negatives.
-        absent: Landmarks that are absent.
-        invented: Those of them that are detected: false positives.
+        missed: Those of the present that are not detected: false negatives.
+        invented: Those of the absent that are detected: false positives.
         unknown: Landmarks of unknown presence, which count in none of the others.
         statuses: Numbers of present and of absent landmarks, by status.
     """
@@ -59,24 +33,6 @@ class Presence:
     invented: int
     unknown: int
     statuses: Mapping[str, tuple[int, int]]
-
-
-def measure_accuracy(outcomes: Sequence[Outcome]) -> Accuracy | None:
-    """Measure the errors; None if no present landmark has a position in the answer."""
-    mm = errors_mm(outcomes)
-    if not mm.size:
-        return None
-    present = sum(outcome.present for outcome in outcomes)
-    voxels = np.array([outcome.error_voxels for outcome in outcomes])
-    return Accuracy(
-        mean_mm=float(mm.mean()),
-        median_mm=float(np.median(mm)),
-        p95_mm=float(np.percentile(mm, 95)),
-        largest_mm=float(mm.max()),
-        mean_voxels=float(np.nanmean(voxels)),
-        identified=sum(outcome.identified for outcome in outcomes) / present,
-        within=tuple(float((mm <= radius).sum() / present) for radius in WITHIN_MM),
-    )
 
 
 def measure_presence(outcomes: Sequence[Outcome]) -> Presence:

@@ -40,25 +40,20 @@ NO_GROUPS: Final[Mapping[str, str]] = MappingProxyType({})
 class Outcome:
     """One landmark of one scan: the truth and the answer; field names are keys of outcomes.json.
 
+    What is not described is as answered.
+
     Attributes:
-        scan: Name of the scan.
-        landmark: Name of the landmark.
         present: Whether the scan shows it: its file has a point, which lies in the volume.
         known: Whether that is known. A landmark without a point may be present all the same; one
             whose point lies outside the volume is absent for certain.
-        status: As answered.
         true_mm: In mm, RAS; None if it is not present.
         found_mm: In mm, RAS; None if the answer has no position.
         error_mm: Distance between the two; NaN unless there are both.
         error_voxels: The same in voxels of the scan.
-        confidence: As answered.
-        mass: As answered.
-        coherence: As answered.
-        region95_mm: As answered; None unless detected by a calibrated model.
+        region95_mm: None unless detected by a calibrated model.
         beyond_mm: How far outside the volume its point lies; infinite where the file has none.
         inside_mm: How far the answer's position lies from the scan's border; NaN without position.
         from_shape_mm: How far it lies from where the fitted shape expects it; None if it does not.
-        spread_mm: As answered.
         group: Of the landmark, as in the manifest.
         identified: Whether the answer's position lies nearer to this landmark's point than to that
             of any other of its group, and within ``IDENTIFIED_MM``: not mistaken for a look-alike.
@@ -182,15 +177,10 @@ def compare(
     missing: Missing = "unknown",
     groups: Mapping[str, str] = NO_GROUPS,
 ) -> tuple[Outcome, ...]:
-    """Compare landmarks that were found with the truth.
+    """Compare all landmarks of a model in a named scan with their true positions in mm, RAS.
 
-    Args:
-        name: Of the scan.
-        volume: The scan.
-        truth: Positions of the landmarks in mm, RAS, by name; absent if None or outside the volume.
-        found: One for each landmark of the model.
-        missing: How a landmark counts that the truth does not have.
-        groups: The group of each landmark, if it has one.
+    A landmark is absent if that is None or outside the volume; ``missing`` says how one counts that
+    the truth does not have.
     """
     affine, shape = volume.affine, volume.voxels.shape
     to_voxels = np.linalg.inv(affine[:3, :3])

@@ -16,8 +16,8 @@ from app.training.data.issues import LINE_NAMES, print_warning, shorten
 from app.training.evaluate.digits import format_number
 from app.training.evaluate.metrics import (
     WITHIN_MM,
+    errors_mm,
     group,
-    measure_accuracy,
     measure_coverage,
     measure_presence,
 )
@@ -59,11 +59,7 @@ Cells = dict[str, str]
 def sections(
     outcomes: Sequence[Outcome], folds: Mapping[str, str] = NO_FOLDS
 ) -> tuple[tuple[str, dict[str, Cells]], ...]:
-    """Compute the metrics of all outcomes, and of each fold, landmark and scan.
-
-    Args:
-        outcomes: Of one model, or of the models of all folds.
-        folds: The fold of each scan; empty: there are no folds.
+    """Compute the metrics of all outcomes, and of each group, fold, landmark and scan.
 
     Returns:
         Title and rows of each section.
@@ -87,16 +83,20 @@ def sections(
 
 def format_metrics(outcomes: Sequence[Outcome]) -> Cells:
     """Compute and format the metrics of some outcomes."""
-    accuracy, presence = measure_accuracy(outcomes), measure_presence(outcomes)
+    mm, presence = errors_mm(outcomes), measure_presence(outcomes)
     within, regions = measure_coverage(outcomes)
     cells = dict.fromkeys(HEADINGS, "")
-    if accuracy is not None:
-        cells |= {name: format_number(getattr(accuracy, name)) for name in LENGTHS}
-        rates = zip(WITHIN, accuracy.within, strict=True)
-        cells |= {name: f"{100 * share:.1f}" for name, share in rates}
-        cells[IDENTIFIED] = f"{100 * accuracy.identified:.1f}"
-    elif presence.present:  # Shares are of these, of which none was placed.
-        cells |= dict.fromkeys((*WITHIN, IDENTIFIED), "0.0")
+    if mm.size:
+        voxels = np.nanmean([outcome.error_voxels for outcome in outcomes])
+        lengths = (mm.mean(), np.median(mm), np.percentile(mm, 95), mm.max(), voxels)
+        cells |= zip(LENGTHS, map(format_number, lengths), strict=True)
+    if presence.present:  # Rates are of all these, so that a missed one counts as a failure.
+        counts = [
+            *((mm <= radius).sum() for radius in WITHIN_MM),
+            sum(one.identified for one in outcomes),
+        ]
+        rates = (f"{100 * count / presence.present:.1f}" for count in counts)
+        cells |= zip((*WITHIN, IDENTIFIED), rates, strict=True)
     cells |= {name: str(getattr(presence, name)) for name in COUNTS}
     doubtful = sum(outcome.status == "low_confidence" for outcome in outcomes)
     return cells | {
@@ -120,8 +120,8 @@ def print_tables(
     if not outcomes:
         return
     console.print("errors in mm, and the share of present landmarks placed within so many mm, in %")
-    accuracy = measure_accuracy(outcomes)
-    shown = COARSE if accuracy is not None and accuracy.median_mm > 1.0 else FINE
+    mm = errors_mm(outcomes)
+    shown = COARSE if mm.size and np.median(mm) > 1.0 else FINE
     radii = [f"≤{mm:g}" for mm in WITHIN_MM[shown]]
     columns = (*WITHIN[shown], IDENTIFIED)
     for title, rows in sections(outcomes, folds):

@@ -8,7 +8,6 @@ from typing import Final
 import tomlkit
 import torch
 from torch import nn
-from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from app.geometry import Points
 from app.model import (
@@ -66,7 +65,6 @@ def write_model_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     plain = copy.deepcopy(network).half().cpu()
-    convert_conv3d_weight_memory_format(plain, torch.contiguous_format)
     write_tensors(folder / "weights.safetensors", plain.state_dict())
     if mean is not None:
         write_tensors(folder / "shape.safetensors", {"mean": torch.from_numpy(mean)})

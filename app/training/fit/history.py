@@ -23,14 +23,9 @@ DPI: Final = 110
 class HistoryRow:
     """The state of a training at some step; field names are the columns of the table.
 
-    Attributes:
-        step: Steps done.
-        score_loss: Running mean of the score loss.
-        offset_loss: Running mean of the offset loss.
-        seconds: Training time so far, without interruptions.
-        mean_mm: Mean error on the held-out scans; None if not measured, or nothing was found.
-        p95_mm: 95th percentile of it.
-        not_found: Landmarks of these scans without a position; None if not measured.
+    Losses are running means, seconds those of training so far, without interruptions. Errors are on
+    the held-out scans, ``not_found`` their landmarks without a position; None: not measured, or
+    nothing was found.
     """
 
     step: int

@@ -58,8 +58,6 @@ class Plan:
     """A training with all choices made.
 
     Attributes:
-        options: What was asked of it.
-        split: Training and held-out specimens.
         choices: The reasons for what the options left open.
         mean: Mean shape of the training specimens; None for a network that sees parts of scans, in
             which landmarks may be anywhere.
@@ -151,9 +149,6 @@ def graceful_interrupt() -> Iterator[threading.Event]:
         Set by the first signal.
     """
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop  # Only the main thread receives signals.
-        return
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in signals]
 

@@ -1,7 +1,7 @@
 """Samples + output of the network -> loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -31,12 +31,7 @@ class Targets:
 
     def to(self, device: torch.device) -> "Targets":
         """Copy the targets to a device."""
-        return Targets(
-            self.index.to(device),
-            self.owner.to(device),
-            self.offsets.to(device),
-            self.known.to(device),
-        )
+        return Targets(*(getattr(self, one.name).to(device) for one in fields(self)))
 
 
 def output_axis(size: int, stride: int) -> Float[Tensor, " u"]:

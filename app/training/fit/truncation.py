@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
+from scipy.ndimage import find_objects
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,14 +53,10 @@ def draw_normal(rng: np.random.Generator) -> Normal:
 def truncate(
     sample: Sample, normal: Normal, rng: np.random.Generator, margin: float = 0.0
 ) -> Sample:
-    """Truncate a sample at a plane that keeps some or all of its landmarks.
+    """Truncate a sample at a plane, of a normal in the image's axes; either side may be kept.
 
-    Args:
-        sample: As augmented.
-        normal: Of the plane, in the image's axes; either side of it may be kept.
-        rng: Source of the randomness.
-        margin: Up to where beyond the landmarks a plane may lie, as a share of their extent along
-            the normal; 0: it lies among them.
+    It lies among the landmarks, or beyond all of them by up to ``margin`` of their extent along the
+    normal.
 
     Returns:
         The sample, 0 and not visible beyond the plane; unchanged if it has no landmark.
@@ -105,13 +102,9 @@ def _along(shape: Sequence[int], normal: Normal) -> Float[Tensor, "i j k"]:
 
 
 def _visible_box(visible: Bool[Tensor, "i j k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the first visible voxel along each axis, and the one after the last."""
-    profiles = [visible.any(dim=2).any(dim=1), visible.any(dim=2).any(dim=0)]
-    profiles.append(visible.any(dim=1).any(dim=0))
-    indices = [np.flatnonzero(profile.numpy()) for profile in profiles]
-    if not all(len(index) for index in indices):
-        return np.zeros(3, dtype=int), np.array(visible.shape)
-    return np.array([index[0] for index in indices]), np.array([index[-1] + 1 for index in indices])
+    """Find the first visible voxel along each axis, and the one after the last; else all voxels."""
+    boxes = find_objects(visible.byte().numpy()) or [[slice(0, size) for size in visible.shape]]
+    return np.array([box.start for box in boxes[0]]), np.array([box.stop for box in boxes[0]])
 
 
 def _crop(sample: Sample, first: np.ndarray, edges: np.ndarray) -> Sample:

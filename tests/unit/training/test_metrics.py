@@ -2,17 +2,15 @@
 
 from dataclasses import replace
 
-import pytest
-
 from app.training.evaluate.metrics import (
     WITHIN_MM,
     errors_mm,
     group,
-    measure_accuracy,
     measure_coverage,
     measure_presence,
 )
 from app.training.evaluate.outcomes import summarise_errors
+from app.training.evaluate.tables import LENGTHS, WITHIN, format_metrics
 from tests.support.outcomes import outcome
 
 SOME = (
@@ -26,19 +24,15 @@ SOME = (
 )
 
 
-def test_accuracy_counts_placed_landmarks_and_rates_count_missed_ones_too() -> None:
-    accuracy = measure_accuracy(SOME)
-    assert accuracy is not None
+def test_errors_are_of_placed_landmarks_and_rates_count_missed_ones_too() -> None:
+    cells = format_metrics(SOME)
     assert len(errors_mm(SOME)) == 3
-    assert accuracy.mean_mm == pytest.approx(0.5)
-    assert (accuracy.median_mm, accuracy.largest_mm) == (0.3, 1.1)
-    assert accuracy.mean_voxels == pytest.approx(1.0)
+    assert [cells[name] for name in LENGTHS] == ["0.500", "0.300", "1.020", "1.100", "1.000"]
     assert WITHIN_MM == (0.25, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0)
-    assert accuracy.within == (0.25, 0.5, 0.5, 0.75, 0.75, 0.75, 0.75)
+    assert [cells[name] for name in WITHIN] == ["25.0", "50.0", "50.0", *["75.0"] * 4]
 
 
-def test_nothing_placed_has_no_accuracy() -> None:
-    assert measure_accuracy([outcome(status="not_found")]) is None
+def test_nothing_placed_has_no_errors() -> None:
     assert summarise_errors([outcome(status="not_found")]) == "no landmark found of 1"
 
 

@@ -10,7 +10,6 @@ from app.inference import Uncertainty
 from app.measurements import MeasurementSpec
 from app.model import LandmarkSpec
 from app.training.calibrate.regions import (
-    CONSTANT,
     calibrate_intervals,
     calibrate_regions,
     conformal_region,
@@ -25,6 +24,9 @@ from app.training.calibrate.regions import (
 from app.training.data.folds import Folds
 from app.training.evaluate.measured import compare_measurements
 from tests.support.outcomes import outcome
+
+CONSTANT = Uncertainty(None, None)
+"""Of regions that do not grow."""
 
 
 def specs(*names: str) -> list[LandmarkSpec]:
@@ -113,11 +115,13 @@ def test_intervals_of_all_measurements_share_a_factor() -> None:
     regions = calibrate_regions(errors, specs("a", "b", "c"))
     assert regions is not None
     answered = [replace(one, region95_mm=regions[one.landmark].radius_mm) for one in errors]
-    factor = calibrate_intervals(measurements, errors, regions)
+    factor = calibrate_intervals(measurements, errors, regions, CONSTANT)
     scaled = [spec.model_copy(update={"interval_scale": factor}) for spec in measurements]
     beyond = [one.error / (one.half_width or 0) for one in compare_measurements(scaled, answered)]
     assert np.sort(beyond)[-2] == pytest.approx(1.0)  # the 39th of 40, by definition
-    assert calibrate_intervals(measurements, errors[:27], regions) is None  # of nine scans
+    assert (
+        calibrate_intervals(measurements, errors[:27], regions, CONSTANT) is None
+    )  # of nine scans
 
 
 @pytest.mark.parametrize("by_shape", [True, False])
@@ -162,7 +166,7 @@ def test_intervals_follow_from_regions_that_grow() -> None:
         errors.append(replace(exact, true_mm=far, found_mm=far))
     regions = calibrate_regions(errors, specs("a", "b"))
     assert regions is not None
-    constant = calibrate_intervals([spec], errors, regions)
+    constant = calibrate_intervals([spec], errors, regions, CONSTANT)
     assert constant is not None
     assert calibrate_intervals([spec], errors, regions, Uncertainty(1.0, None)) == pytest.approx(
         constant / 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.training.data.check_data import check_data
-from app.training.data.split import choose_held_out, split
+from app.training.data.split import choose_held_out, split, subject_of
 from tests.support.training_data import make_affine, middle_of, points_of, write_data, write_points
 
 
@@ -75,3 +75,9 @@ def test_a_scan_that_alone_has_a_landmark_is_trained_on(tmp_path: Path) -> None:
     seed = int(before[1:])
     write_points(data, before, points_of(seed) | {"chin": middle_of(make_affine(seed))})
     assert choose_held_out(check_data(data / "scans", data / "landmarks").specimens) != (before,)
+
+
+def test_a_group_of_the_expression_is_what_names_a_subject() -> None:
+    """The rest is what tells where in a name it stands."""
+    assert subject_of("cohort2_mouse7_a", r"(mouse\d+)_") == "mouse7"
+    assert subject_of("mouse7_a", r"mouse\d+") == "mouse7"
