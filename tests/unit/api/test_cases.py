@@ -284,7 +284,7 @@ def test_scan_is_refused_by_its_header_before_the_rest_of_a_form(
     client: TestClient, start: bytes, said: str
 ) -> None:
     head = b'--x\r\nContent-Disposition: form-data; name="volume"\r\n\r\n'
-    form = (part for part in (head + start + bytes(HEAD_BYTES), b"\r\n--x--"))
+    form = head + start + bytes(HEAD_BYTES) + b"\r\n--x--"
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     assert said in problem_of(client.post(URL, content=form, headers=headers)).detail
 

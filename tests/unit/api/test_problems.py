@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.api.sse import EVENT_STREAM
+from app.engine.fair_budget import FairBudget
 from app.io.schemas import Problem
 from tests.support.services import (
     MODEL,
@@ -63,6 +64,12 @@ def scan() -> bytes:
         ({"headers": {"Content-Type": "image/png"}}, 415, "unsupported-media-type", "image/png"),
         ({"headers": RAW | {"Content-Encoding": "br"}}, 415, "unsupported-media-type", "'br'"),
         ({"headers": {"Content-Type": "multipart/form-data"}}, 415, "unsupported-media-type", ""),
+        (
+            {"headers": {"Content-Type": f"multipart/form-data; boundary={'b' * 257}"}},
+            400,
+            "bad-request",
+            "expected a well-formed",
+        ),
         ({"params": {"timeout_s": "-3"}}, 422, "bad-parameter", "timeout_s: "),
         ({"params": {"timeout_s": "nan"}}, 422, "bad-parameter", "timeout_s: "),
         ({"params": {"timeout_s": "1e6"}}, 422, "bad-parameter", "at most 600, got 1e+06"),
@@ -189,6 +196,15 @@ def test_request_over_the_limit_gets_429_before_its_body_is_read(client: TestCli
     assert problem_of(response).code == "queue-full"
     assert int(response.headers["retry-after"]) >= 1
     assert shared_of(client).engine.admission.requests == 0
+
+
+@pytest.mark.parametrize(("length", "status"), [(LIMIT + 1, 413), (LIMIT, 429)])
+def test_body_that_will_not_fit_is_refused_before_it_arrives(
+    length: int, status: int, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_of(client).engine.admission, "body_bytes", FairBudget(LIMIT - 1))
+    headers = RAW | {"Host": "localhost", "Content-Length": str(length)}
+    assert run_asgi(client, URL, headers=headers)[0]["status"] == status
 
 
 def test_slow_body_is_answered_408(models: Path) -> None:

@@ -13,7 +13,8 @@ from starlette.types import Message
 from app.api.dependencies import hash_key
 from app.api.scans.uploads import BLOCK_BYTES
 from app.engine.fair_budget import FairBudget
-from app.io import HEAD_BYTES, UploadsAnswer
+from app.io import HEAD_BYTES, Content, UploadsAnswer
+from app.jobs import OpenUpload
 from app.jobs.uploads import UPLOAD_BYTES
 from tests.support.dicom_files import zipped
 from tests.support.services import (
@@ -32,6 +33,7 @@ from tests.unit.api.scans.test_jobs import finished
 URL = "/v1/uploads"
 TUS = {"Tus-Resumable": "1.0.0"}
 PART = TUS | {"Content-Type": "application/offset+octet-stream"}
+POSTED = PART | {"Upload-Offset": "0", "X-HTTP-Method-Override": "PATCH", "Host": "localhost"}
 SCAN = toy_scan((24, 26, 28))
 KEYS = {name: {"Authorization": f"Bearer {name}"} for name in ("anna", "bert")}
 
@@ -74,6 +76,41 @@ def test_file_in_parts_becomes_the_job_that_it_had_been_as_a_whole(client: TestC
     assert client.head(path, headers=TUS).headers["upload-offset"] == str(len(SCAN))
     waited = client.post(f"/v1/landmarks?{query}", content=SCAN, headers=RAW)
     assert client.get(f"{job}/scans/0").content == waited.content
+
+
+def test_whole_file_becomes_a_job_when_its_client_looks(client: TestClient) -> None:
+    """As after a process that ended between its last byte and the answer."""
+    path = started(client, len(SCAN))
+    jobs = shared_of(client).jobs
+    assert jobs is not None
+    (upload,) = jobs.uploads.list_open("testclient")
+    jobs.uploads.append(upload, SCAN)
+    found = client.head(path, headers=TUS)
+    assert finished(client, found.headers["location"]).done == 1
+
+
+def test_no_more_than_a_block_of_a_part_waits_to_be_written(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = shared_of(client).jobs
+    assert jobs is not None
+    append, written = jobs.uploads.append, list[int]()
+
+    def note(upload: OpenUpload, block: Content) -> None:
+        written.append(len(block))
+        append(upload, block)
+
+    monkeypatch.setattr(jobs.uploads, "append", note)
+    scan = toy_scan((60, 80, 120))
+    step = BLOCK_BYTES * 2 // 3
+    path = started(client, len(scan))
+    chunks: list[Message] = [
+        {"type": "http.request", "body": scan[at : at + step], "more_body": at + step < len(scan)}
+        for at in range(0, len(scan), step)
+    ]
+    (head, _) = run_asgi(client, path, *chunks, headers=POSTED)
+    assert head["status"] == 204
+    assert written == [2 * step, len(scan) - 2 * step]
 
 
 def test_upload_goes_on_while_its_model_is_not_loaded(models: Path, tmp_path: Path) -> None:
@@ -167,8 +204,7 @@ def test_what_has_arrived_of_a_part_that_becomes_too_long_stays(client: TestClie
     chunks: list[Message] = [
         {"type": "http.request", "body": chunk, "more_body": True} for chunk in (SCAN[:100], SCAN)
     ]
-    headers = PART | {"Upload-Offset": "0", "X-HTTP-Method-Override": "PATCH", "Host": "localhost"}
-    sent = run_asgi(client, path, *chunks, headers=headers)
+    sent = run_asgi(client, path, *chunks, headers=POSTED)
     assert sent[0]["status"] == 409
     assert client.head(path, headers=TUS).headers["upload-offset"] == "100"
     job = patch(client, path, 100, SCAN[100:]).headers["location"]
