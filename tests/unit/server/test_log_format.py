@@ -96,9 +96,11 @@ def test_line_for_a_terminal_commands_no_terminal() -> None:
 
 
 def test_exception_is_logged_by_types_and_functions_without_message() -> None:
-    line = line_of(JsonFormatter(), raised())
+    error = raised()
+    line = line_of(JsonFormatter(), error)
     assert "Jane" not in line
-    said = describe_exception(raised())
+    said = describe_exception(error)
+    assert said.items() <= json.loads(line).items()
     assert said["error"] == "RuntimeError < ValueError"
     assert "fail" in str(said["where"])
     assert "/" not in str(said["where"])
