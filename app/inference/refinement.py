@@ -105,9 +105,7 @@ def find_agreeing(
     what was cut away, is half or a quarter already, as they did not agree when they were located.
     """
     points = positions_of(landmarks)
-    weights = np.array(
-        [0.0 if landmark.ras_mm is None else landmark.confidence for landmark in landmarks]
-    )
+    weights = np.array([landmark.confidence for landmark in landmarks])
     fit = fit_constellation(points[:, None], weights[:, None], shape)
     if fit is None:
         return None
