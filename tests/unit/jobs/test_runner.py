@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import re
 import shutil
 import threading
@@ -204,6 +205,27 @@ def test_job_that_was_kept_before_its_acceptance_failed_is_run(tmp_path: Path) -
     asyncio.run(scenario())
 
 
+def test_owners_take_turns_however_many_scans_one_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="app.jobs")
+
+    def ended() -> list[object]:
+        records = [one for one in caplog.records if one.getMessage() == "scan of a job"]
+        return [vars(one)["request_id"] for one in records]
+
+    async def scenario() -> None:
+        engine, runner, running = started(tmp_path)
+        engine.may_answer.set()
+        for owner in ("anna",) * 9 + ("bert",):  # The task has not begun.
+            runner.store.accept(replace(order(owner), request_id=owner), b"scan", None)
+        await until(lambda: len(ended()) == 10)
+        await stopped(runner, running, threading.Event())
+
+    asyncio.run(scenario())
+    assert "bert" in ended()[:6]  # It is the third; others that run at once may end before it.
+
+
 def test_job_after_one_that_was_removed_while_it_ran_is_run_as_any(tmp_path: Path) -> None:
     async def scenario() -> None:
         engine, runner, running = started(tmp_path)
@@ -238,6 +260,7 @@ def test_service_without_a_usable_model_removes_jobs_in_time_and_says_which_wait
     assert claim is not None
     store.settle(claim, "done", "{}")
     waiting = store.accept(order(), b"scan", None)
+    jobs = {job.id: job for job in store.list_jobs("anna")}
     folder.close()
     monkeypatch.setattr(Registry, "names", frozenset())
 
@@ -245,6 +268,8 @@ def test_service_without_a_usable_model_removes_jobs_in_time_and_says_which_wait
         engine, runner, running = started(tmp_path, Modelless, ttl_s=0)
         await until(lambda: [job.id for job in runner.store.list_jobs("anna")] == [waiting])
         assert "jobs wait" not in caplog.text  # Models are being loaded.
+        assert runner.why_waits(jobs[waiting]) == "no usable model"
+        assert runner.why_waits(jobs[claim.job]) is None
         engine.loaded.set()
         await until(lambda: "jobs wait for a model that is not loaded" in caplog.text)
         await stopped(runner, running, threading.Event())

@@ -20,7 +20,7 @@ from app.errors import NotAVolume, NotStored
 from app.io import Selection
 from app.io.schemas import JobAnswer, JobsAnswer, JobScanAnswer, LandmarksAnswer
 from app.jobs.folder import JOB_BYTES, SCAN_BYTES
-from app.jobs.records import Claim, Order
+from app.jobs.records import Claim, KeptJob, Order
 from app.jobs.runner import CALLING, LOGGED_ATTEMPTS, WRITING
 from app.jobs.store import JobStore
 from tests.support.dicom_files import as_dicom, zipped
@@ -354,6 +354,7 @@ def test_outcome_is_kept_once_the_disk_takes_it(
     assert finished(client, accepted(client.post(URL, content=toy_scan(), headers=RAW))).done == 1
     assert not refusals
     assert caplog.text.count("the folder of jobs takes nothing") == 1
+    assert runner.why_waits(KeptJob("another", MODEL, 0.0, None, {"queued": 1})) is None
 
 
 def test_jobs_of_the_process_before_are_there(models: Path, tmp_path: Path) -> None:
