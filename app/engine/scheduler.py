@@ -185,11 +185,7 @@ class Scheduler(Generic[Request]):
             How many of its tiles will not be run; 0 for a request that is not in the scheduler.
         """
         entry = self._entries.pop(request, None)
-        if entry is None:
-            return 0
-        if entry.waiting:
-            self._leave_idle()
-        return entry.waiting
+        return 0 if entry is None else entry.waiting
 
     def set_deadline(self, request: Request, deadline: float) -> None:
         """Change the deadline of a request, if it is in the scheduler."""

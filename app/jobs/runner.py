@@ -323,8 +323,7 @@ class JobRunner:
         return content
 
     def _note_progress(self, claim: Claim, progress: Progress) -> None:
-        with contextlib.suppress(KeyError):
-            self._runs[claim].tiles = progress.tile, progress.tiles
+        self._runs[claim].tiles = progress.tile, progress.tiles
 
 
 async def _in_turn(

@@ -22,3 +22,17 @@ def test_clients_and_lanes_that_came_one_by_one_are_forgotten() -> None:
         assert scheduler.next_batch(0.0) is not None
         scheduler.remove("scan")
     assert len(kept) < 10
+
+
+def test_client_that_sends_more_and_more_is_not_forgiven_what_it_had() -> None:
+    scheduler, served = Scheduler[str](lambda _: 1, lambda _: 1.0), list[str]()
+    for name, tiles, client in (("large", 20, "patient"), ("first", 1, "busy")):
+        scheduler.add(name, client=client)
+        scheduler.add_tiles(name, "lane", tiles)
+    for number in range(20):
+        scheduler.add(f"another {number}", client="busy")
+        scheduler.add_tiles(f"another {number}", "lane", 1)
+        batch = scheduler.next_batch(0.0)
+        assert batch is not None
+        served.extend(batch.requests())
+    assert served.count("large") == 10
