@@ -107,19 +107,26 @@ def test_cancelled_waiter_does_not_cancel_the_others(model: LoadedModel, faulty:
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 
 
-def test_expired_waiter_does_not_cancel_the_others(model: LoadedModel, faulty: Faulty) -> None:
+@pytest.mark.parametrize("first", ["patient", "hurried"])
+def test_expired_waiter_does_not_cancel_the_others(
+    model: LoadedModel, faulty: Faulty, first: str
+) -> None:
     async def scenario() -> Detection:
         async with running(batch_size=4) as loop:
             gated = with_network(model, faulty)
             blocker = await held(loop, faulty, gated)
-            patient = asyncio.create_task(ask(loop, gated, scan(1)))
-            await asked(patient)
-            soon = asyncio.get_running_loop().time() + 0.05
+            now = asyncio.get_running_loop().time()
+            limits_s = {"patient": 20.0, "hurried": 0.1}
+            tasks = {
+                name: asyncio.create_task(ask(loop, gated, scan(1), now + limits_s[name]))
+                for name in sorted(limits_s, key=lambda name: name != first)
+            }
+            await asked(*tasks.values())
             with pytest.raises(DeadlineExceeded):
-                await ask(loop, gated, scan(1), deadline=soon)
+                await tasks["hurried"]
             faulty.gate.set()
             await blocker
-            return await patient
+            return await tasks["patient"]
 
     assert_same_landmarks(asyncio.run(scenario()), Detector(model).detect(scan(1)))
 

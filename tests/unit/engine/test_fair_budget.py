@@ -121,6 +121,29 @@ def test_the_client_that_holds_least_comes_first() -> None:
     run(test)
 
 
+def test_client_that_waits_for_what_is_over_its_own_share_holds_up_no_other(
+    patience_s: float,
+) -> None:
+    async def test() -> None:
+        budget = FairBudget(100, 0.5)
+        alone = Client(budget, "a", 60)  # With nothing else, it may have more than its share.
+        await settle()
+        assert alone.holding.is_set()
+        await alone.leave()
+        holding = Client(budget, "a", 30), Client(budget, "b", 40)
+        await settle()
+        more = Client(budget, "a", 30)
+        await lose_patience(patience_s)
+        other = Client(budget, "b", 10)
+        await settle()
+        assert other.holding.is_set()
+        assert not more.holding.is_set()
+        for one in (*holding, more, other):
+            await one.leave()
+
+    run(test)
+
+
 def test_small_requests_pass_a_large_one_but_not_for_ever(patience_s: float) -> None:
     async def test() -> None:
         budget = FairBudget(100)
