@@ -1,5 +1,6 @@
 """Files of tensors are written whole, for all to read."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -27,7 +28,11 @@ def test_tensors_are_for_all_to_read_and_stored_once(tmp_path: Path) -> None:
     path, shared = tmp_path / "weights.safetensors", torch.rand(2, 3, 4)
     turned, empty = torch.rand(3, 2).T, torch.zeros(0)
     tensors = {"b": shared, "a": shared, "turned": turned, "empty": empty, "none": empty}
-    write_tensors(path, tensors)
+    before = os.umask(0o077)
+    try:
+        write_tensors(path, tensors)
+    finally:
+        os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     stored = load_file(path)
     assert stored.keys() == {"a", "turned", "empty", "none"}

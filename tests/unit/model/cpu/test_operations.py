@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from app.model.cpu import CpuKernels
+from app.model.cpu import CpuKernels, Head
 from app.model.network import go_on
 
 SMALL = (1, 3, 9, 11, 13)
@@ -68,11 +68,15 @@ def test_batch_of_one_small_tile_is_computed_by_onednn() -> None:
 
 def test_other_types_and_keywords_are_left_alone() -> None:
     module, tile = nn.Conv3d(3, 6, 3).double(), torch.randn(SMALL).double()
-    with torch.inference_mode(), CpuKernels(go_on):
+    transposed, head = nn.ConvTranspose3d(3, 6, 2).double(), Head(nn.Conv3d(1, 1, 1), 1)
+    with torch.inference_mode():
+        expected = transposed(tile)
+    with torch.inference_mode(), CpuKernels(go_on, head):
         torch.testing.assert_close(
             torch.conv3d(tile, weight=module.weight, bias=module.bias, padding=1),
             torch.nn.functional.conv3d(tile, module.weight, module.bias, 1, 1),
         )
+        torch.testing.assert_close(transposed(tile), expected)
 
 
 @pytest.mark.usefixtures("two_threads")
