@@ -170,6 +170,12 @@ def test_scans_of_several_channels_are_refused(bundle: Path) -> None:
     refused(bundle, "one channel, got 4")
 
 
+def test_channels_without_a_name_are_refused(bundle: Path) -> None:
+    metadata = make_metadata(channel_def={"0": "bright", "2": "dark"})
+    (bundle / "configs" / "metadata.json").write_text(json.dumps(metadata))
+    refused(bundle, r"channel_def: expected channels 0, 1, ..., got \['0', '2'\]")
+
+
 @pytest.mark.parametrize(
     ("others", "message"),
     [
@@ -187,6 +193,14 @@ def test_hostile_archives_are_refused(bundle: Path, others: dict[str, bytes], me
     file = pack(bundle, bundle.with_suffix(".zip"), others)
     refused(file, message)
     assert set(bundle.parent.rglob("*")) == before | {file}
+
+
+def test_archive_of_a_compression_without_bounds_is_refused(bundle: Path) -> None:
+    file = bundle.with_suffix(".zip")
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        for path in sorted(bundle.rglob("*.*")):
+            archive.write(path, path.relative_to(bundle))
+    refused(file, "neither stored nor deflated")
 
 
 def test_a_full_disk_is_not_taken_for_a_damaged_archive(bundle: Path, tmp_path: Path) -> None:

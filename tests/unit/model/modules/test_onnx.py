@@ -26,7 +26,7 @@ from app.model.manifest import read_manifest
 from app.model.modules.onnx import Session, read_onnx
 from app.model.selfcheck import write_selfcheck
 from app.phantom import make_phantom
-from tests.support.model_folders import TILE, exported, toy_onnx
+from tests.support.model_folders import TILE, exported, make_blob_folder, toy_onnx
 from tests.support.onnx_files import (
     TILES,
     array,
@@ -124,6 +124,15 @@ def test_onnx_runtime_keeps_and_reports_nothing(tmp_path: Path) -> None:
     environment = {"HOME": str(home), "PYTHONPATH": str(Path(__file__).resolve().parents[4])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
     assert list(home.rglob("*")) == []
+
+
+@pytest.mark.parametrize("shape", [(), TILES[:4], (*TILES, 2)])
+def test_a_network_of_other_axes_is_refused(tmp_path: Path, shape: tuple[str | int, ...]) -> None:
+    """As of images with two axes, or of tiles with channels last."""
+    ends = {"inputs": [value("x", shape)], "outputs": [value("y", shape)]}
+    data = graph([node("Relu", "x", "y")], **ends).SerializeToString()
+    with pytest.raises(ModelRefused, match=r"expected an input of shape .* got \("):
+        make_blob_folder(tmp_path, data, network={"output": "heatmaps", "activation": "none"})
 
 
 @pytest.fixture(scope="module")
