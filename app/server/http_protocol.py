@@ -215,13 +215,11 @@ class HttpProtocol(TimedConnection):
         self._pending = self._fields = self._field_bytes = 0
         self._chunk_credit = SMALL_CHUNKS * MIN_CHUNK_BYTES
         super().on_headers_complete()
-        if self.pipeline:
-            # Only who reads notices that a client has left; few requests may wait, with little.
-            self.flow.resume_reading()
+        # Only who reads notices that a client has left; few requests may wait, with little.
+        self.flow.resume_reading()
         self._in_body = True
         refusal = self._refusal or self._check_host() or self._check_coding()
-        if refusal is not None:
-            self.scope["extensions"] = {REFUSAL_EXTENSION: cast("dict[object, object]", refusal)}
+        self.scope["extensions"] = {REFUSAL_EXTENSION: cast("dict[object, object]", refusal)}
         if refusal is not None or len(self.connections) > MAX_KEPT:
             self.cycle.keep_alive = False
 

@@ -114,7 +114,6 @@ class LandmarkdServer(uvicorn.Server):
         self.failed = False
         self._signals = 0
         self._stopping: list[asyncio.Task[None]] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
 
         class Protocol(HttpProtocol):
             head_timeout_s = settings.header_timeout_s
@@ -138,7 +137,6 @@ class LandmarkdServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, and log the address."""
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             self.app.state.shared.metrics.registry.register(self._log)
@@ -153,10 +151,11 @@ class LandmarkdServer(uvicorn.Server):
         """Drain at the first signal, end that at the second, stop at once at the third."""
         del frame
         self._signals += 1
-        if self._loop is None or self._signals > 2 or not self.started:
+        if self._signals > 2 or not self.started:
             self.should_exit = self.force_exit = True
             return
-        self._loop.call_soon_threadsafe(self._drain, signal.Signals(sig).name)
+        # From within a signal handler, it may not be used otherwise.
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain, signal.Signals(sig).name)
 
     def _drain(self, name: str) -> None:
         shared: Shared = self.app.state.shared
