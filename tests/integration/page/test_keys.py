@@ -74,6 +74,8 @@ def test_calls_are_listed_and_tried_with_the_key_that_is_asked_for(
     """The link to them led to a refusal in JSON."""
     start = browser.new_page(viewport=SMALL)
     start.goto(page_service.url)
+    refused = "addEventListener('securitypolicyviolation', () => (window.refused = true))"
+    start.context.add_init_script(refused)
     with start.expect_popup() as calls:  # What was opened stays where it is.
         start.click("header a")
     page = calls.value
@@ -91,4 +93,6 @@ def test_calls_are_listed_and_tried_with_the_key_that_is_asked_for(
     with page.expect_response("**/v1/models") as tried:
         call.locator(".execute").click()
     assert tried.value.status == 200
+    call.locator(".responses-inner .microlight").first.wait_for()  # In its colours.
+    assert page.evaluate("window.refused") is None
     start.context.close()
