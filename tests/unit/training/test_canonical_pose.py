@@ -1,5 +1,6 @@
 """The frame of a second network."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from app.model import read_manifest
 from app.preprocessing import Pose, index_grid, make_grid, make_posed_grid
 from app.training import pipeline
 from app.training.data.specimens import Specimen
+from app.training.files import RECORD
 from app.training.fit.augment import draw_centre
 from app.training.fit.canonical_pose import pose_specimen, rotate_like, upright
 from app.training.recipe import Augmentation
@@ -70,6 +72,24 @@ def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     landmarkd("train", *files, "-o", model, *SMALL)
     landmarkd("refine", model, *files, "--validate", "two", "--spacing", "1.0", *SMALL)
     return model
+
+
+def test_a_second_network_holds_out_what_the_first_one_did(
+    folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    model = shutil.copytree(folder, tmp_path / "mine")
+
+    def choices() -> str:
+        words = (data / "scans", data / "landmarks", "--spacing", "1.0", *SMALL, "--check")
+        return " ".join(landmarkd("refine", model, *words).split())
+
+    (model / RECORD).write_text(json.dumps({"held_out": ["one"]}))
+    assert "│ --validate │ two │ as before │" in choices()
+    shutil.rmtree(model / "refine")
+    assert "│ --validate │ one │ those of the first network │" in choices()
+    (model / RECORD).unlink()
+    assert "The first network may have been trained on them! │" in choices()
 
 
 def test_a_warm_started_second_network_keeps_the_pose_of_its_weights(
