@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from app.errors import QueueFull, StartupError, TooLarge
+from app.errors import NotStored, QueueFull, StartupError, TooLarge
 from app.jobs.files import ScanFiles, not_stored
 from app.jobs.records import Usage
 from app.jobs.tables import HELD, LAYOUT, MOVE_TIMES, SCHEMA, USAGE
@@ -117,7 +117,8 @@ class JobFolder:
             # Each by itself: they are gone even if what follows is refused for want of room. That
             # may remove files, after which a full disk lets them go.
             for job in tuple(self._abandoned):
-                with suppress(sqlite3.OperationalError):
+                with suppress(NotStored, sqlite3.OperationalError):
+                    self.files.remove(job)
                     self._db.execute("DELETE FROM job WHERE id = ?", (job,))
                     self._abandoned.remove(job)
             zero_s = time.time() - elapsed_s()
@@ -158,12 +159,12 @@ class JobFolder:
         """Remove a job, or an upload; its file goes first, which gives room on a full disk.
 
         Raises:
-            NotStored: The disk does not let the file go; or not the rest, which then goes with the
-                next change: without its file it can be found and removed by nobody.
+            NotStored: The disk does not let all of it go; the rest then goes with the next change:
+                what was not accepted, or has no file, can be found and removed by nobody.
         """
-        self.files.remove(job)
         with self._mutex:
             self._abandoned.add(job)
+        self.files.remove(job)
         with self.transaction() as db:
             db.execute("DELETE FROM job WHERE id = ?", (job,))
 

@@ -32,6 +32,25 @@ def test_file_that_the_disk_does_not_let_go_goes_when_it_is_tried_again(tmp_path
         assert store.outcome("anna", job, 0)[2] == "{}"
 
 
+def test_job_of_which_nothing_goes_goes_with_the_next_change(tmp_path: Path) -> None:
+    with closing(JobFolder(tmp_path, ENOUGH, DAY_S)) as folder:
+        store = JobStore(folder)
+        job, scans, away = store.accept(order(), b"scan", None), tmp_path / "scans", tmp_path / "x"
+        scans.rename(away)
+        scans.touch()  # As no folder, it takes no file, and lets none go.
+        with pytest.raises(NotStored):
+            store.accept(order(), b"scan", None)
+        with pytest.raises(NotStored):
+            UploadStore(folder).start(order(), 10)
+        with pytest.raises(NotStored):
+            store.remove("anna", job)
+        scans.unlink()
+        away.rename(scans)
+        kept = UploadStore(folder).start(order("bert"), 10)
+        assert [path.name for path in scans.iterdir()] == [kept.id]
+        assert folder.usage.bytes == UPLOAD_BYTES
+
+
 def test_upload_of_which_only_the_file_goes_is_charged_until_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
