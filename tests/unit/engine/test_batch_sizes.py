@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from app.engine.batch_sizes import MAX_LANES, MAX_TILES, BatchSizes
+from app.engine.batch_sizes import MAX_LANES, MAX_TILES, MIN_TIMINGS, BatchSizes
 
 LANE = ("model", (8, 9, 10))
 
@@ -67,6 +67,16 @@ def test_size_that_ran_out_of_memory_is_never_tried_again() -> None:
     assert sizes.size(LANE) > 2
     sizes.limit(LANE, 2)
     run(sizes, {2: 0.01})
+    assert sizes.size(LANE) == 2
+
+
+def test_size_below_one_that_ran_out_of_memory_is_measured_as_any() -> None:
+    sizes = BatchSizes()
+    seconds_of = {1: 0.010, 2: 0.012, 3: 0.018, 4: 0.016, 8: 0.024}
+    run(sizes, seconds_of, batches=3 * (MIN_TIMINGS + 1))
+    assert sizes.size(LANE) == 8
+    sizes.limit(LANE, 3)  # A batch of seven was halved.
+    run(sizes, seconds_of)
     assert sizes.size(LANE) == 2
 
 

@@ -40,6 +40,28 @@ def test_waiting_ends_in_time_though_other_changes_wake_it(model: LoadedModel) -
         thread.join()
 
 
+def test_scan_whose_first_waiter_gave_up_runs_for_another_that_joined(model: LoadedModel) -> None:
+    """Between the deadline of the first and its leave, the device's thread may go to sleep."""
+
+    async def wait(deadline: float) -> Waiter:
+        request = DetectRequest(model, scan(1), deadline)
+        return Waiter(request, asyncio.get_running_loop().create_future())
+
+    first, another = asyncio.run(wait(0.0)), asyncio.run(wait(FAR))
+    active = ActiveScan(first.request, Detector(model).passes(scan(1)), [first, another])
+    queue = WorkQueue(lambda _: 1, lambda _: 1.0)
+    queue.add(active)
+    queue.add_tiles(active, "lane", 1)
+    active.waiters.remove(first)
+    thread = threading.Thread(target=queue.update_deadline, args=(active,))
+    start = time.monotonic()
+    with queue._changed:  # noqa: SLF001 - let go of by who sleeps, so that the thread comes next
+        thread.start()
+        assert queue.take(30) == Batch("lane", ((active, 0),))
+    assert time.monotonic() - start < 20
+    thread.join()
+
+
 def test_scan_prepared_while_all_scans_are_failed_is_not_queued(
     model: LoadedModel, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
