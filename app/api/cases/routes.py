@@ -164,6 +164,7 @@ async def list_cases(
     call: CallDep, store: StoreDep, query: Annotated[CasesQuery, Query()]
 ) -> CasesAnswer:
     """List what is kept for a model, in the order of the ids, a part at a time."""
+    call.admitted.start_work()
     cases, last = await call.engine.compute(
         lambda _: store.list(query.model, query.after, query.limit),
         admitted=call.admitted,
@@ -187,6 +188,7 @@ async def delete_case(
     case: Annotated[str, Path(alias="id")],
 ) -> None:
     """Delete a scan and its landmarks, which this key has kept, from the store."""
+    call.admitted.start_work()
     await call.engine.compute(
         lambda _: store.delete(model, case, keeper), admitted=call.admitted, memory=BASE_BYTES
     )

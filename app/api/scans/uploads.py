@@ -154,6 +154,7 @@ class Reception:
         """
         if upload.accepted:
             return upload
+        self._call.admitted.start_work()
         limit = self._call.engine.limits.inflated_bytes
 
         def count() -> int | None:

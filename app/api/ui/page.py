@@ -169,6 +169,7 @@ async def get_docs(request: Request) -> Response:
 @page_router.get("/page/phantom.nii.gz", dependencies=[Depends(require_api_key)])
 async def get_phantom(call: CallDep, seed: Annotated[int, Query(ge=0, lt=1 << 32)] = 6) -> Response:
     """Generate a scan, for users who have none at hand."""
+    call.admitted.start_work()
     scan = await call.engine.compute(
         lambda _: scan_bytes(make_phantom(seed)),
         admitted=call.admitted,

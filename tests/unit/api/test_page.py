@@ -22,7 +22,15 @@ from app.io.schemas import LandmarksAnswer
 from app.io.volume import read_volume
 from app.phantom import Phantom, make_phantom, scan_bytes
 from tests.support.dicom_files import PATIENT, PLACE, as_dicom, zipped
-from tests.support.services import RAW, problem_of, running, toy_models, toy_scan, toy_settings
+from tests.support.services import (
+    RAW,
+    problem_of,
+    running,
+    shared_of,
+    toy_models,
+    toy_scan,
+    toy_settings,
+)
 
 SEED = 6
 KEY = "correct horse"
@@ -252,3 +260,18 @@ def test_scans_are_generated_by_no_more_threads_than_other_work(
         answers = list(pool.map(client.get, paths))
     assert [answer.status_code for answer in answers] == [200] * len(paths)
     assert not met
+
+
+def test_scan_that_is_generated_takes_no_place_of_uploads(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission = shared_of(client).engine.admission
+    places = []
+
+    def make(seed: int) -> Phantom:
+        places.append((admission.receiving.used, admission.working.used))
+        return make_phantom(seed)
+
+    monkeypatch.setattr(page_module, "make_phantom", make)
+    assert client.get("/page/phantom.nii.gz").status_code == 200
+    assert places == [(0, 1)]

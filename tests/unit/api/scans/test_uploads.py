@@ -11,9 +11,10 @@ from pydantic import ByteSize
 from starlette.types import Message
 
 from app.api.dependencies import hash_key
+from app.api.scans import uploads as uploads_module
 from app.api.scans.uploads import BLOCK_BYTES
 from app.engine.fair_budget import FairBudget
-from app.io import HEAD_BYTES, Content, UploadsAnswer
+from app.io import HEAD_BYTES, Content, UploadsAnswer, count_scans
 from app.jobs import OpenUpload
 from app.jobs.uploads import UPLOAD_BYTES
 from tests.support.dicom_files import zipped
@@ -87,6 +88,21 @@ def test_whole_file_becomes_a_job_when_its_client_looks(client: TestClient) -> N
     jobs.uploads.append(upload, SCAN)
     found = client.head(path, headers=TUS)
     assert finished(client, found.headers["location"]).done == 1
+
+
+def test_file_that_has_arrived_takes_no_place_of_uploads(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admission = shared_of(client).engine.admission
+    places = []
+
+    def count(content: Content, limit: int) -> int | None:
+        places.append((admission.receiving.used, admission.working.used))
+        return count_scans(content, limit)
+
+    monkeypatch.setattr(uploads_module, "count_scans", count)
+    assert patch(client, started(client, len(SCAN)), 0, SCAN).status_code == 204
+    assert places == [(0, 1)]
 
 
 def test_no_more_than_a_block_of_a_part_waits_to_be_written(
