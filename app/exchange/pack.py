@@ -36,6 +36,7 @@ PLACE: Final = re.compile(
 """Paths in an archive: files of the folder, and of the folder of its second model."""
 
 MAX_FILES: Final = 64
+MAX_SUMS: Final = 1 << 16
 EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 BLOCK: Final = 1 << 20
 
@@ -192,7 +193,8 @@ def _extract(archive: ZipFile, root: Path, top: str, sums: Mapping[str, str]) ->
 
 def _read_sums(archive: ZipFile, top: str, files: set[str]) -> dict[str, str]:
     """Read the hash of each file of a model's folder, and of nothing else."""
-    text = archive.read(f"{top}/{SUMS}").decode("utf-8")
+    with archive.open(f"{top}/{SUMS}") as file:
+        text = file.read(MAX_SUMS).decode("utf-8")  # It may be as large as the archive.
     lines = (line.partition("  ") for line in text.splitlines())
     sums = {name: digest for digest, _, name in lines}
     if others := sums.keys() ^ (files - {SUMS}):

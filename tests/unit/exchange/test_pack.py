@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import subprocess
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -222,6 +223,20 @@ def test_compressed_archive_is_refused_before_it_is_read(models: Path, tmp_path:
         archive.writestr(f"{TOP}/model.toml", bytes(50_000_000))
     with pytest.raises(ModelRefused, match="got compressed files"):
         install_model(file, models, check)
+
+
+def test_hashes_as_large_as_an_archive_are_not_read_into_memory(packed: Path, models: Path) -> None:
+    def fill(files: dict[str, bytes]) -> None:
+        files[f"{TOP}/SHA256SUMS"] += 10_000_000 * b"\n"
+
+    rewrite(packed, fill)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelRefused, match="SHA256SUMS that differs from its files"):
+            install_model(packed, models, check)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_archive_that_says_to_be_larger_than_it_is_is_refused(packed: Path, models: Path) -> None:
