@@ -16,6 +16,7 @@ from rich.console import Console
 from app.compute import choose_device
 from app.errors import BadParameter
 from app.model import WHOLE, Manifest, load_shape, read_manifest
+from app.shapes import MIN_COMMON
 from app.training.data.check_data import CheckedData
 from app.training.data.issues import print_warning, shorten
 from app.training.data.specimens import SpecimenFiles, list_files, merged
@@ -26,6 +27,7 @@ from app.training.evaluate.leakage import find_leaked
 from app.training.evaluate.model_card import LEARNED, write_section
 from app.training.evaluate.outcomes import validate
 from app.training.files import CHECKPOINT
+from app.training.fit.canonical_pose import has_pose
 from app.training.fit.loop import Plan
 from app.training.fit.suggest import suggest_recipe, suggest_refine_recipe
 from app.training.options import Options
@@ -350,6 +352,11 @@ def plan_networks(options: Options, checked: CheckedData, chosen: Split) -> list
     shape = load_shape(start, finer)
     if shape is None or finer.input.tile_shape == WHOLE:
         raise BadParameter(f"expected a second network with a mean shape, {start} has none")
+    if not any(has_pose(one.rows(names), shape.mean) for one in chosen.train):
+        raise BadParameter(
+            f"expected cases with at least {MIN_COMMON} landmarks that lie in no line, as the pose "
+            "that the second network sees follows from them, got none"
+        )
     recipe, choices = suggest_refine_recipe(options, checked, manifest, shape.mean)
     recipe = replace(recipe, tile_shape=finer.input.tile_shape)
     plan = make_plan(options, names, chosen, (recipe, choices), shape.mean)

@@ -34,7 +34,13 @@ from app.training.learn import (
 )
 from app.training.record import read_record
 from app.training.versions import exclusive, put_in_place
-from tests.support.training_data import interrupt_after, landmarkd, write_data
+from tests.support.training_data import (
+    interrupt_after,
+    landmarkd,
+    points_of,
+    write_data,
+    write_points,
+)
 
 MODELS = Path(__file__).resolve().parents[3] / "models"
 PHANTOM, SPINES = MODELS / "phantom", MODELS / "lumbar-mri"
@@ -270,6 +276,11 @@ def test_second_network_learns_as_well(tmp_path: Path) -> None:
     with editing(model) as document:
         document["refine"]["folder"] = "second"
         update_hashes(model, document)
+    poor = write_data(tmp_path / "poor", 18)
+    for seed in range(18):
+        write_points(poor, f"s{seed}", dict(list(points_of(seed).items())[:2]))
+    with pytest.raises(BadParameter, match=r"3 landmarks that lie in no line, .* got none"):
+        learn(options(model, poor, 3, 1e-2), Console())
     compared = learn(options(model, data, 3, 1e-2), Console())
     assert compared is not None
     assert compared.cases == 6
