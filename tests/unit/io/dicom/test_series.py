@@ -60,7 +60,7 @@ def test_every_plain_transfer_syntax_is_read(syntax: str) -> None:
 def test_what_says_nothing_new_may_be_left_out() -> None:
     optional = ("BitsStored", "HighBit", "SamplesPerPixel", "PixelRepresentation")
     left_out: dict[str, Any] = dict.fromkeys(optional)
-    files = as_dicom(counting(dtype="uint16"), **left_out)
+    files = as_dicom(counting(dtype="uint16"), ModalityLUTSequence=[], **left_out)
     assert_array_equal(read_volume(zipped(files)).voxels, counting())
     dataset = pydicom.dcmread(io.BytesIO(as_enhanced()))
     del dataset.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness
