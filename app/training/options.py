@@ -28,6 +28,8 @@ class Options:
     The others are those of ``Recipe``, where they are described.
 
     Attributes:
+        scans: Folder of scans.
+        landmarks: Folder of landmark files.
         folder: Model folder to write; that of the first network, if a second one is trained.
         inner: Folder of that one within it, such as ``refine``; empty: the first one is trained.
         hold_out: Names of the scans to validate on; None: a fifth of them is chosen.

@@ -25,9 +25,11 @@ class Record:
     """What a training was started with; it can be resumed with the same only.
 
     Attributes:
+        recipe: All its choices.
         landmarks: Names, in the order of the network's channels.
         train: Names of the training specimens.
         held_out: Names of the held-out specimens.
+        mirror: Whether mirror images were trained on as well.
         seen_before: Names of the specimens that the weights it started from had learned from.
         digests: Of each training specimen's scan and landmarks.
         voxels: Digests of the scans alone that the weights have learned from, in any training: a

@@ -27,7 +27,8 @@ class CalibrationRun:
     """What a model answers to one scan, or to a part or a blank version of it.
 
     Attributes:
-        kind: Which version of the scan.
+        scan: Name of the scan.
+        kind: Which version of it.
         networks: Outcomes of each of the model's networks alone; of the second none where the first
             has found no pose.
         answer: Outcomes of what the service would answer.
@@ -66,7 +67,8 @@ def run_all(
     """Run models over scans, as they are and with the thresholds that follow from the others.
 
     Each scan is answered by the model of its name, which was not trained on it; those without one
-    are left out. Folds know the subject that a scan shows, where its name does not tell.
+    are left out. ``missing`` says how a landmark counts that the landmark file does not have. Folds
+    know the subject that a scan shows, where its name does not tell.
     """
     specimens = [files for files in specimens if files.name in models]
     before: list[CalibrationRun] = []

@@ -57,6 +57,7 @@ class Region:
     """A radius, and what it is based on.
 
     Attributes:
+        radius_mm: In mm.
         errors: Number of errors that it is based on.
         coverage: Probability that a further error stays within.
         of: Whose errors they are.

@@ -68,7 +68,10 @@ class Thresholds:
 
 
 def masses_of(outcomes: Sequence[Outcome], radius_mm: float) -> Masses:
-    """Collect the masses of outcomes of one network, of a given voting radius."""
+    """Collect the masses of outcomes of one network.
+
+    An answer further from the truth than the network's voting radius is not correct.
+    """
     correct = [outcome.mass for outcome in outcomes if outcome.error_mm <= radius_mm]
     absent = [
         outcome.mass

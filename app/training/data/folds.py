@@ -25,6 +25,7 @@ class Folds:
     """Which scans are held out together.
 
     Attributes:
+        seed: Random seed of the assignment.
         members: Names of the scans of each fold. Each scan is in one fold, except those that are
             only trained on, which are in none.
         subjects: The subject that each scan shows; all scans of a subject are in one fold.

@@ -71,9 +71,11 @@ class Specimen:
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
-    """The files of two folders, by name and sorted by it.
+    """The files of two folders, sorted by name.
 
     Attributes:
+        scans: Scans by name.
+        landmarks: Landmark files by name.
         duplicates: Names that two scans, or two landmark files, share.
         others: Files of another kind.
     """

@@ -33,6 +33,8 @@ class PooledOutcomes:
 
     Attributes:
         model: Folder of the model whose folds they are.
+        folds: Which scans were held out together.
+        outcomes: One for each scan and landmark.
         failures: A line for each scan that could not be answered.
         is_refine: Whether both networks answered, not the first one alone.
     """

@@ -21,8 +21,10 @@ class Presence:
     """How well a model detects whether a landmark is present.
 
     Attributes:
-        missed: Those of the present that are not detected: false negatives.
-        invented: Those of the absent that are detected: false positives.
+        present: Landmarks that are present.
+        missed: Those of them that are not detected: false negatives.
+        absent: Landmarks that are absent.
+        invented: Those of them that are detected: false positives.
         unknown: Landmarks of unknown presence, which count in none of the others.
         statuses: Numbers of present and of absent landmarks, by status.
     """

@@ -40,9 +40,11 @@ NO_GROUPS: Final[Mapping[str, str]] = MappingProxyType({})
 class Outcome:
     """One landmark of one scan: the truth and the answer; field names are keys of outcomes.json.
 
-    What is not described is as answered.
+    Confidence, mass, coherence, spread and status are as answered.
 
     Attributes:
+        scan: Name of the scan.
+        landmark: Name of the landmark.
         present: Whether the scan shows it: its file has a point, which lies in the volume.
         known: Whether that is known. A landmark without a point may be present all the same; one
             whose point lies outside the volume is absent for certain.
@@ -180,7 +182,7 @@ def compare(
     """Compare all landmarks of a model in a named scan with their true positions in mm, RAS.
 
     A landmark is absent if that is None or outside the volume; ``missing`` says how one counts that
-    the truth does not have.
+    the truth does not have, ``groups`` in which group it is, if in any.
     """
     affine, shape = volume.affine, volume.voxels.shape
     to_voxels = np.linalg.inv(affine[:3, :3])

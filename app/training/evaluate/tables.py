@@ -61,6 +61,8 @@ def sections(
 ) -> tuple[tuple[str, dict[str, Cells]], ...]:
     """Compute the metrics of all outcomes, and of each group, fold, landmark and scan.
 
+    ``folds`` has the fold of each scan; it is empty where there are none.
+
     Returns:
         Title and rows of each section.
     """

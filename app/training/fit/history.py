@@ -23,9 +23,9 @@ DPI: Final = 110
 class HistoryRow:
     """The state of a training at some step; field names are the columns of the table.
 
-    Losses are running means, seconds those of training so far, without interruptions. Errors are on
-    the held-out scans, ``not_found`` their landmarks without a position; None: not measured, or
-    nothing was found.
+    Losses are running means, seconds those of training so far, without interruptions. Errors in mm,
+    the mean and the 95th percentile, are on the held-out scans, ``not_found`` counts their
+    landmarks without a position; None: not measured, or nothing was found.
     """
 
     step: int

@@ -58,6 +58,8 @@ class Plan:
     """A training with all choices made.
 
     Attributes:
+        options: What was asked of it.
+        split: Training and held-out specimens.
         choices: The reasons for what the options left open.
         mean: Mean shape of the training specimens; None for a network that sees parts of scans, in
             which landmarks may be anywhere.
