@@ -18,7 +18,7 @@ from app.model import load_shape, read_manifest
 from app.shapes import MIN_COMMON, MIN_LANDMARKS, Similarity, fit_similarity
 from app.training.data.specimens import Specimen, rows_of
 
-MIN_WIDTH: Final = 0.05
+MIN_WIDTH: Final = 0.02
 """Of landmarks that show a pose, across over along the line that they lie nearest to: about a line,
 a subject may be turned by any angle."""
 
