@@ -119,18 +119,19 @@ class DeviceLoop:
         return self.queue.submit(function).result()
 
     async def run(self, request: DetectRequest) -> Detection:
-        """Wait for the landmarks of a scan, on a device that is healthy.
+        """Wait for the landmarks of a scan.
 
         Cancelling the awaiting task takes the scan's tiles out of the queue, unless somebody else
         waits for the same.
 
         Raises:
             DeadlineExceeded: The deadline has passed.
-            NotReady: The device is lost, now or before, or being stopped.
+            NotReady: The device is unhealthy, lost or being stopped.
             LandmarkdError: As ``Detector.passes`` and ``app.inference.launch``.
         """
-        if self._stopping:
-            raise NotReady("expected a working device, but it is stopping")
+        if self.unhealthy_reason is not None or self._stopping:
+            reason = self.unhealthy_reason or "it is stopping"
+            raise NotReady(f"expected a working device, but {reason}")
         loop = asyncio.get_running_loop()
         waiter = Waiter(request, loop.create_future())
         scan = self._join_or_create(waiter)
