@@ -193,9 +193,10 @@ def _extract(archive: ZipFile, root: Path, top: str, sums: Mapping[str, str]) ->
 
 def _read_sums(archive: ZipFile, top: str, files: set[str]) -> dict[str, str]:
     """Read the hash of each file of a model's folder, and of nothing else."""
-    with archive.open(f"{top}/{SUMS}") as file:
-        text = file.read(MAX_SUMS).decode("utf-8")  # It may be as large as the archive.
-    lines = (line.partition("  ") for line in text.splitlines())
+    entry = archive.getinfo(f"{top}/{SUMS}")
+    if entry.file_size > MAX_SUMS:  # It may be as large as the archive.
+        raise BadZipFile(f"{SUMS} of {entry.file_size} bytes")
+    lines = (line.partition("  ") for line in archive.read(entry).decode("utf-8").splitlines())
     sums = {name: digest for digest, _, name in lines}
     if others := sums.keys() ^ (files - {SUMS}):
         raise BadZipFile(f"a {SUMS} that differs from its files in {min(others)!r:.100}")

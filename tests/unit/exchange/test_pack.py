@@ -232,7 +232,7 @@ def test_hashes_as_large_as_an_archive_are_not_read_into_memory(packed: Path, mo
     rewrite(packed, fill)
     tracemalloc.start()
     try:
-        with pytest.raises(ModelRefused, match="SHA256SUMS that differs from its files"):
+        with pytest.raises(ModelRefused, match=r"SHA256SUMS of 10\d{6} bytes"):
             install_model(packed, models, check)
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
