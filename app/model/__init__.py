@@ -22,7 +22,7 @@ from app.model.editing import editing, read_document, update_hashes
 from app.model.files import hash_file, write_tensors
 from app.model.loader import load_module
 from app.model.manifest import Manifest, parse_manifest, read_manifest
-from app.model.mean_shape import Shape, load_shape
+from app.model.mean_shape import Shape, load_shape, place_surroundings
 from app.model.modules import build_network, find_architecture
 from app.model.outputs import Field, make_output
 from app.model.registry import (
@@ -53,7 +53,7 @@ __all__ = [
     "ShapeSpec", "build_network", "check_noise", "check_points", "choose_precision",
     "choose_version", "editing", "find_architecture", "find_last_convolution", "hash_file",
     "is_label", "is_model_name", "load_model", "load_module", "load_shape", "make_output",
-    "newest_first", "norm_groups", "parse_manifest", "read_document", "read_manifest",
-    "scan_models", "split_name", "update_hashes", "write_precisions", "write_selfcheck",
-    "write_tensors",
+    "newest_first", "norm_groups", "parse_manifest", "place_surroundings", "read_document",
+    "read_manifest", "scan_models", "split_name", "update_hashes", "write_precisions",
+    "write_selfcheck", "write_tensors",
 ]  # fmt: skip

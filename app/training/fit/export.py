@@ -14,6 +14,7 @@ from app.model import (
     editing,
     hash_file,
     parse_manifest,
+    place_surroundings,
     read_document,
     write_selfcheck,
     write_tensors,
@@ -85,7 +86,9 @@ def check_exportable(
     document = read_document(folder) if (folder / "model.toml").exists() else _new(folder.name)
     hashes = _hashes_in(folder) | {"weights": NO_HASH}
     _update(document, hashes if mean is None else hashes | {"shape": NO_HASH}, recipe, names)
-    parse_manifest(folder.name, tomlkit.dumps(document))
+    manifest = parse_manifest(folder.name, tomlkit.dumps(document))
+    if mean is not None:
+        place_surroundings(mean, manifest)
 
 
 def attach_refine(folder: Path) -> Path:

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.errors import ModelRefused
 from app.model import read_manifest
-from app.training.fit.export import write_model_folder
+from app.training.fit.export import check_exportable, write_model_folder
 from app.training.fit.network import build_network
 from app.training.recipe import Recipe
 
@@ -71,3 +72,16 @@ def test_output_of_a_trained_network_is_not_read_like_that_of_the_one_it_replace
     network = read_manifest(folder).network
     assert (network.offset_unit, network.offset_order) == ("voxel", "axis")
     assert network.mirror == ("i",)
+
+
+def test_surroundings_of_a_landmark_that_no_scan_shows_are_refused_before_training(
+    folder: Path,
+) -> None:
+    """The service would refuse the trained model: what tells look-alikes apart has no place."""
+    place = '[[shape.surroundings]]\nbeyond = "d"\nseen_from = "a"\nmm = 20.0\n'
+    edit(folder, {'[[landmarks]]\nname = "a"': place + '\n[[landmarks]]\nname = "a"'})
+    check_exportable(folder, RECIPE, NAMES, MEAN)
+    unknown = MEAN.copy()
+    unknown[3] = np.nan
+    with pytest.raises(ModelRefused, match=r"^mine: shape\.surroundings: expected landmarks"):
+        check_exportable(folder, RECIPE, NAMES, unknown)
