@@ -9,6 +9,7 @@ from app.geometry import translation
 from app.preprocessing.grid import ScanExtent
 from app.voting.landmarks import locate
 from app.voting.readout import GridFrame, make_readout
+from app.voting.votes import concat_votes
 from tests.support.synthetic import (
     SCAN_RADIUS,
     SCAN_SHAPE,
@@ -16,6 +17,8 @@ from tests.support.synthetic import (
     find,
     make_grid,
     make_manifest,
+    make_shape,
+    thinned,
 )
 from tests.unit.voting.test_landmarks import constellation_votes, make_constellation
 
@@ -39,6 +42,36 @@ def test_landmarks_expected_outside_the_scan_are_not_missed() -> None:
     found = find(constellation_votes(truth, [], truth[0]), truth=mean, landmarks=18)
     assert {mark.status for mark in found[:8]} == {"detected"}
     assert {mark.status for mark in found[8:]} == {"not_found"}
+
+
+@pytest.mark.parametrize(
+    ("fifth", "status"),
+    [
+        ("found", "detected"),
+        ("absent", "low_confidence"),
+        ("of few votes", "low_confidence"),
+        ("outside", "low_confidence"),
+        ("elsewhere", "low_confidence"),
+    ],
+)
+def test_a_tenth_of_the_shape_must_be_found_however_little_is_due_in_the_scan(
+    fifth: str, status: str
+) -> None:
+    """Five of 45 landmarks are: of so many, some four fit a pose by chance."""
+    truth = make_constellation()[[0, 3, 6, 7, 4]]
+    if fifth == "outside":
+        truth[4] = (31, 18, -1.2)
+    mean = np.concatenate([truth, make_shape(1, 40) + 150])
+    if fifth == "elsewhere":
+        truth[4] = (8, 18, 20)
+    balls = [
+        ball_votes(place, SCAN_SHAPE, 4.5, landmark=index, seed=index)
+        for index, place in enumerate(truth.tolist())
+    ]
+    balls[4] = thinned(balls[4], {"absent": 0.0, "of few votes": 0.02}.get(fifth, 1.0))
+    found = find(concat_votes(balls), truth=mean, landmarks=45)
+    assert {mark.status for mark in found[:4]} == {status}
+    assert all(mark.expected_ras_mm is None for mark in found[:4])
 
 
 def test_votes_of_voxels_where_there_is_no_scan_are_not_counted() -> None:
