@@ -29,7 +29,8 @@ An answer is supported if it agrees with the fitted shape or, for a landmark tha
 its coherence is at least a half. Where the model has a shape but it could not be fitted, no
 landmark of the shape is supported; nor is any if the fit is implausible: some modes of any scan fit
 by chance. It is where fewer landmarks agree with it, in the scan and with at least a quarter of t,
-than half of those that it expects there, or than a tenth of the shape's.
+than half of those that it expects there; or than five, or a fifth of the shape's where that is
+less.
 
 Confidence is ``min(m^2 / (m^2 + t^2), c)``, with mass m and coherence c: 0.5 at the presence
 threshold, and never more than the share of votes that agree. c is 1 for an answer that agrees with
@@ -77,9 +78,13 @@ MIN_SHOWN: Final = 0.5
 expects in the scan. In halves of unseen mouse skulls that were posed rightly it was at least
 0.8."""
 
-MIN_SHARE: Final = 0.1
-"""The same over all landmarks of the shape. In slabs of mouse skulls, of 45 landmarks, whatever was
-found agreed on some pose by fours, up to 20 mm off, and by fives or more on the right one."""
+MIN_FOUND: Final = 5
+"""Landmarks that must be so, however few it expects. In slabs of mouse skulls, of 45 landmarks,
+whatever was found agreed on some pose by fours, up to 20 mm off, and by fives or more on the right
+one."""
+
+MIN_SHARE: Final = 0.2
+"""With this share of a shape's landmarks, fewer are enough: of few, fewer agree by chance."""
 
 DEFAULT_MODES: Final = 4
 """Modes per landmark where the model's shape does not say how many."""
@@ -309,8 +314,8 @@ def _is_plausible(
     least = MIN_RELATIVE_MASS * np.array([spec.presence_threshold for spec in specs])
     agrees = np.array([choice.agrees for choice in choices])
     found = agrees & positions.inside[answers] & (modes.mass[answers] >= least)
-    due = max(MIN_SHOWN * shows(np.stack(expected)).sum(), MIN_SHARE * len(expected))
-    return bool(found.sum() >= due)
+    least_found = min(MIN_FOUND, MIN_SHARE * len(expected))
+    return bool(found.sum() >= max(MIN_SHOWN * shows(np.stack(expected)).sum(), least_found))
 
 
 def _describe(

@@ -176,7 +176,7 @@ def ask_shape(
     mean: Array,
     tolerance_mm: float,
 ) -> list[ShapeOpinion]:
-    """Ask a mean shape which modes agree, and whether enough of those it expects in the scan do."""
+    """Ask a mean shape which modes agree, and whether enough do."""
     to_world = scan.to_world
     places = [
         np.array([to_world[:3] @ np.append(one.position, 1.0) for one in own]).reshape(-1, 3)
@@ -193,9 +193,14 @@ def ask_shape(
         return is_inside(index, scan.shape, scan.extent)
 
     opinions = choose_by_shape(places, strengths, mean, tolerance_mm, shows)
-    shown = [
-        one.chosen is not None
-        for one in opinions
-        if one.expected_mm is not None and shows(one.expected_mm)
-    ]
-    return [replace(one, plausible=2 * sum(shown) >= len(shown)) for one in opinions]
+    known = due = found = 0
+    for own, mass, one in zip(modes, least, opinions, strict=True):
+        if one.expected_mm is None:
+            continue
+        known, due = known + 1, due + shows(one.expected_mm)
+        if one.chosen is not None:
+            mode = own[one.chosen]
+            is_there = is_inside(mode.position, scan.shape, scan.extent)
+            found += is_there and mode.mass >= mass / 4
+    is_plausible = found >= max(due / 2, min(5, known / 5))
+    return [replace(one, plausible=is_plausible) for one in opinions]
