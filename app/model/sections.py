@@ -101,7 +101,7 @@ class InputSpec(Section):
     ``tile_shape = "whole"`` a scan is one tile, padded up to such multiples, of at most
     ``max_voxels``; ``tile_overlap`` then says nothing. Where subjects lie as the affine says, as
     ``upright`` declares, no scan is looked at from other sides to find its landmarks. With
-    ``trim``, a scan that was padded far, or with a value of its own, is seen without that.
+    ``trim``, a scan that was padded, far or with what is not its air, is seen without that.
     """
 
     orientation: Annotated[str, Field(min_length=3, max_length=3)]

@@ -25,8 +25,8 @@ LEAST_DIFFERENCE = 1e-5
 FAR = 6
 """Of a scan that was padded far, what is shown has less than one of so many parts."""
 
-DARK = 0.01
-"""Of a scan, whose air is as dark as what is around it, such a share is at least."""
+ALIKE = 0.9
+"""Next to what is around a scan and may be a part of it, such a share is at least like it."""
 
 THICK = 3.0
 """nnU-Net does not interpolate along an axis whose voxels are more than so many times as long."""
@@ -84,9 +84,11 @@ def trim(voxels: Array, most: int = 3) -> tuple[Array, Array]:
     shown = voxels[box]
     if not shown.size:
         return voxels, np.eye(4)
-    faces = [np.take(shown, end, axis).ravel() for axis in range(3) for end in (0, -1)]
+    beside = [np.take(shown, 0, axis) for axis, one in enumerate(box) if one.start > 0]
+    ends = zip(box, voxels.shape, strict=True)
+    beside += [np.take(shown, -1, axis) for axis, (one, end) in enumerate(ends) if one.stop < end]
     is_far = shown.size < voxels.size / FAR
-    is_other = (shown <= padding).mean() < DARK or np.median(np.concatenate(faces)) < padding
+    is_other = any((face == padding).mean() < ALIKE for face in beside)
     if not (is_far or is_other) or most == 0 or shown.size == voxels.size:
         return voxels, np.eye(4)
     to_voxels = np.eye(4)

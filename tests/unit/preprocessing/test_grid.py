@@ -283,6 +283,7 @@ def with_zeros(shape: tuple[int, int, int]) -> np.ndarray:
         (((0, 0), (0, 9), (0, 0)), 150.0),
         (((0, 0), (9, 0), (0, 0)), 150.0),
         (((8, 8), (3, 9), (4, 10)), 150.0),  # Brighter than the border of what is shown.
+        (((0, 0), (0, 4), (0, 0)), 0.0),  # As dark as a tenth of it.
     ],
 )
 def test_padding_that_is_no_part_of_a_scan_is_not_seen(
@@ -334,13 +335,16 @@ def test_padding_is_not_seen_though_a_few_voxels_are_as_dark() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_padding_that_may_be_part_of_a_scan_is_seen(value: float) -> None:
-    """As of scans that a network learned from: up to five sixths of them."""
-    volume = make_volume(with_zeros((22, 17, 19)), oblique_affine(5))
+    """As of scans whose air was masked, next to which there is more: up to five sixths of them."""
+    voxels = np.full((22, 17, 19), value, np.float32)
+    voxels[1:-1, 1:-1, 1:-1] = with_zeros((20, 15, 17))
+    voxels[[0, -1], 5:8, 6:9] = voxels[5:8, [0, -1], 6:9] = voxels[5:8, 6:9, [0, -1]] = 50.0
+    volume = make_volume(voxels, oblique_affine(5))
     wide = padded(volume, ((8, 8), (3, 9), (4, 10)), value)
     spec = make_spec((1.0, 1.5, 2.0))
     trimmed = spec.model_copy(update={"trim": True})
     assert torch.equal(make_grid(wide, trimmed, CPU).voxels, make_grid(wide, spec, CPU).voxels)
-    far = padded(volume, ((20, 14), (9, 17), (12, 12)), 0.0)
+    far = padded(volume, ((20, 14), (9, 17), (12, 12)), value)
     assert make_grid(far, spec, CPU).voxels.numel() > make_grid(far, trimmed, CPU).voxels.numel()
     blank = make_volume(np.full((5, 6, 7), value, np.float32), oblique_affine(5))
     assert torch.equal(make_grid(blank, trimmed, CPU).voxels, make_grid(blank, spec, CPU).voxels)
