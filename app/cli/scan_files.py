@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import Final
 
 from app.errors import NotAVolume
-from app.io import SCAN_SUFFIXES, is_dicom, is_own_report, list_shown, scan_stem
+from app.io import (
+    SCAN_SUFFIXES,
+    files_of,
+    is_dicom,
+    is_own_report,
+    list_shown,
+    read_file,
+    scan_stem,
+)
 
 HEAD_BYTES: Final = 1024
 ZIP_MAGIC: Final = b"PK"
 
 Scan = bytes | str | Path
-"""A file of any format that is read, or its path; or that of a folder of DICOM files."""
+"""A file of any format that is read, or its path; or that of a header with its voxels beside it, or
+of a folder of DICOM files."""
 
 
 def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
@@ -38,12 +47,13 @@ def list_scans(paths: Iterable[Path]) -> Iterator[Path]:
 
 def list_unread(paths: Iterable[Path], scans: Collection[Path]) -> list[Path]:
     """List what else is in the folders among paths, given their scans; not what is hidden."""
+    read = {file for scan in scans for file in files_of(scan)}
     return [
         entry
         for folder in paths
         if folder.is_dir() and folder not in scans
         for entry in list_shown(folder)
-        if entry not in scans
+        if entry not in read
     ]
 
 
@@ -83,7 +93,7 @@ def find_read(files: Iterable[Path], scans: Iterable[Path]) -> Path | None:
     for scan in scans:
         if (place := _follow(scan)) in places:
             return scan
-        inner = _dicom_files(scan) if place in around else ()
+        inner = _dicom_files(scan) if place in around else files_of(scan)
         if (part := next((one for one in inner if _follow(one) in places), None)) is not None:
             return part
     return None
@@ -95,7 +105,7 @@ def _follow(file: Path) -> Path:
 
 def size_of(path: Path) -> int:
     """Return how many bytes a scan has: of a folder, its DICOM files together."""
-    files = _dicom_files(path) if path.is_dir() else (path,)
+    files = _dicom_files(path) if path.is_dir() else files_of(path)
     return sum(file.stat().st_size for file in files)
 
 
@@ -109,7 +119,7 @@ def read_scan(scan: Scan) -> bytes:
         return scan
     path = Path(scan)
     if not path.is_dir():
-        return path.read_bytes()
+        return read_file(path)
     files = list(_dicom_files(path))
     if not any(file.stat().st_size for file in files):
         raise NotAVolume(f"expected a scan, or a folder of DICOM files, got none in {path}")
@@ -122,12 +132,12 @@ def read_scan(scan: Scan) -> bytes:
 
 
 def open_scan(scan: Scan) -> io.BufferedIOBase:
-    """Open a scan to be uploaded in parts; a file is not read as a whole.
+    """Open a scan to be uploaded in parts; one in a file of its own is not read as a whole.
 
     Raises:
         NotAVolume: There are no DICOM files in the folder.
     """
-    if isinstance(scan, bytes) or Path(scan).is_dir():
+    if isinstance(scan, bytes) or Path(scan).is_dir() or len(files_of(Path(scan))) > 1:
         return io.BytesIO(read_scan(scan))
     return Path(scan).open("rb")
 

@@ -7,6 +7,7 @@ nrrd_header       what an NRRD file declares, checked
 metaimage_header  what a MetaImage file declares, checked
 dicom             DICOM files, alone or in a ZIP archive -> one series: header and voxels
 scan_archive      a ZIP archive of scans -> its scans, one by one
+detached          the path of a scan -> its bytes, joined with voxels in another file
 volume            the file of a scan -> Volume: voxels and affine
 schemas           pydantic models of everything that crosses the wire
 slicer            landmark files of 3D Slicer and spreadsheets, written and read
@@ -23,6 +24,7 @@ from app.io.cases import (
     write_case,
     write_nifti,
 )
+from app.io.detached import files_of, read_file
 from app.io.dicom import (
     SEARCH_BYTES,
     Evidence,
@@ -110,8 +112,9 @@ __all__ = [
     "Problem", "RasPoint", "ReadinessAnswer", "Selection", "Status", "TimingAnswer", "Triple",
     "UploadSummary", "UploadsAnswer", "Volume", "VolumeAnswer", "VolumeLimits", "check_header",
     "check_spacing", "check_start", "correct", "count_scans", "csv_text", "declared_frame",
-    "find_evidence", "find_scan", "is_dicom", "is_landmark_file", "is_missing", "is_own_report",
-    "landmark_stem", "list_shown", "load_report_writer", "markups_json", "name_in_utf8",
-    "negotiate_format", "pack_scan", "read_case", "read_landmarks", "read_placed", "read_truth",
-    "read_volume", "scan_stem", "write_answer", "write_case", "write_gzip", "write_nifti",
+    "files_of", "find_evidence", "find_scan", "is_dicom", "is_landmark_file", "is_missing",
+    "is_own_report", "landmark_stem", "list_shown", "load_report_writer", "markups_json",
+    "name_in_utf8", "negotiate_format", "pack_scan", "read_case", "read_file", "read_landmarks",
+    "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
+    "write_gzip", "write_nifti",
 ]  # fmt: skip

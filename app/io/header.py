@@ -31,6 +31,9 @@ UNIT_WARNINGS: Final = {
     "m": "the file measures in metres; they were converted to millimetres",
 }
 
+JOIN_HINT: Final = "give both to landmarkd detect or the page, or send one file that holds both"
+"""What to do with a header of voxels in another file."""
+
 TEXT_BYTES: Final = 64 << 10
 """Of a header that is text: several times what the longest honest ones take."""
 

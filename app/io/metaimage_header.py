@@ -13,6 +13,7 @@ from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import LPS_FROM_RAS, Affine
 from app.io.gzip_stream import FileStream
 from app.io.header import (
+    JOIN_HINT,
     Header,
     make_affine,
     parse_lengths,
@@ -91,7 +92,7 @@ def _read_fields(stream: FileStream) -> dict[str, str]:
     if fields[DATA].upper() != "LOCAL":
         raise NotAVolume(
             "expected a MetaImage file that holds its voxels (ElementDataFile = LOCAL), got a "
-            "header of voxels in another file; send a single .mha file"
+            f"header of voxels in another file; {JOIN_HINT}"
         )
     if fields.get("ObjectType", "Image") != "Image":
         raise NotAVolume("expected a MetaImage file, got a MetaIO object of another type")

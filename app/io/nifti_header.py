@@ -15,7 +15,7 @@ from nibabel.quaternions import quat2mat
 from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import Affine, Points, corners, scaling, spacing_of, transform
 from app.io.gzip_stream import FileStream
-from app.io.header import MM_PER_UNIT, UNIT_WARNINGS, Header, check_spacing, shape_of
+from app.io.header import JOIN_HINT, MM_PER_UNIT, UNIT_WARNINGS, Header, check_spacing, shape_of
 
 QUATERNION_TOLERANCE: Final = 1e-3
 """Excess of the squared length of b c d over 1 that counts as rounding, and is normalised."""
@@ -34,8 +34,8 @@ EOL_CHECKS: Final = (b"\r\n\x1a\n", bytes(4))
 """Bytes after the magic of a NIfTI-2 header; some writers leave them zero."""
 
 SIGNATURES: Final = (
-    (344, b"ni1\0", "the header of a .hdr/.img pair; send a single .nii file"),
-    (4, b"ni2\0", "the header of a .hdr/.img pair; send a single .nii file"),
+    (344, b"ni1\0", f"the header of a .hdr/.img pair; {JOIN_HINT}"),
+    (4, b"ni2\0", f"the header of a .hdr/.img pair; {JOIN_HINT}"),
     (128, b"DICM", "a DICOM file, but zipped as gzip or without a header; send a ZIP archive"),
     (0, b"\x1f\x8b", "a gzip file inside a gzip file; compress it once"),
     (0, b"PK\x03\x04", "a ZIP archive inside a gzip file; compress it once"),

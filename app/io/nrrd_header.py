@@ -15,6 +15,7 @@ from app.errors import BadGeometry, BadVoxels, BrokenVolume, NotAVolume
 from app.geometry import LPS_FROM_RAS, Affine, scaling
 from app.io.gzip_stream import FileStream
 from app.io.header import (
+    JOIN_HINT,
     MM_PER_UNIT,
     UNIT_WARNINGS,
     Header,
@@ -129,7 +130,7 @@ def _read_fields(stream: FileStream) -> dict[str, str]:
     if lines[-1]:
         raise NotAVolume(
             "expected an NRRD file that holds its voxels, got a header of voxels in another file; "
-            "send a single .nrrd file"
+            f"{JOIN_HINT}"
         )
     fields: dict[str, str] = {}
     for line in lines[1:-1]:

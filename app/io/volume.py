@@ -42,7 +42,9 @@ MAX_TRAILING_BYTES: Final = 64 << 10
 MAX_REACH_MM: Final = 1e4
 """Largest distance of a corner of a scan from the origin; microns declared as mm exceed it."""
 
-SCAN_SUFFIXES: Final = (".nii", ".nii.gz", ".nrrd", ".mha", ".zip")
+SCAN_SUFFIXES: Final = (
+    ".nii", ".nii.gz", ".hdr", ".hdr.gz", ".nrrd", ".nhdr", ".mha", ".mhd", ".zip"
+)  # fmt: skip
 """Of files that are taken for scans where a folder is given."""
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)

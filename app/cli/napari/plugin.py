@@ -24,6 +24,7 @@ from app.io import (
     LandmarksAnswer,
     RasPoint,
     is_landmark_file,
+    read_file,
     read_landmarks,
     read_volume,
     write_nifti,
@@ -128,7 +129,7 @@ def _voxels_of(image: Image) -> np.ndarray:
 
 
 def _read_scan(path: str) -> list[LayerDataTuple]:
-    volume = read_volume(Path(path).read_bytes())
+    volume = read_volume(read_file(Path(path)))
     # In the order of the world's axes: napari slices no image whose affine exchanges them.
     order = np.argsort(assign_axes(volume.affine)[:, 0])
     affine = volume.affine[:, [*order, 3]]

@@ -51,7 +51,7 @@ def _held_out(default: str) -> Any:  # noqa: ANN401 - as typer's own
 
 
 Scans = Annotated[
-    Path, typer.Argument(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .zip.", **FOLDER)
+    Path, typer.Argument(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .mhd, .zip.", **FOLDER)
 ]
 Landmarks = Annotated[
     Path,

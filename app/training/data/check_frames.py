@@ -19,7 +19,7 @@ from app.geometry import (
     spacing_of,
     transform,
 )
-from app.io import RasPoint, Volume, declared_frame, read_truth, read_volume
+from app.io import RasPoint, Volume, declared_frame, read_file, read_truth, read_volume
 from app.training.data.issues import Issue, Severity, shorten
 from app.training.data.specimens import SpecimenFiles
 from app.training.data.summary import SpecimenSummary
@@ -109,7 +109,7 @@ def read_in_frame(files: SpecimenFiles) -> tuple[Volume, dict[str, RasPoint | No
         LandmarkdError: One of the files cannot be read, or all points lie outside of the scan, or
             some do for a reason that is known.
     """
-    volume = read_volume(files.scan.read_bytes())
+    volume = read_volume(read_file(files.scan))
     try:
         truth = read_truth(files.landmarks)
     except ValueError as error:

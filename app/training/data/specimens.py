@@ -17,10 +17,12 @@ from app.geometry import Affine, Points, spacing_of
 from app.io import (
     SCAN_SUFFIXES,
     RasPoint,
+    files_of,
     is_landmark_file,
     landmark_stem,
     list_shown,
     name_in_utf8,
+    read_file,
     read_truth,
     read_volume,
     scan_stem,
@@ -112,6 +114,8 @@ def list_files(scans: Path, landmarks: Path) -> DataFiles:
         if name in by_name:
             duplicates.append(name)
         by_name[name] = path
+    voxels = {file for scan in found[0].values() for file in files_of(scan)}
+    others = [path for path in others if path not in voxels]
     return DataFiles(*found, tuple(duplicates), tuple(others))
 
 
@@ -181,7 +185,7 @@ def load_specimen(
         missing: How a landmark without a position counts of which nobody says that it is absent.
         window_spacing_mm: Of the first network's grid, if this is for a second one.
     """
-    volume = read_volume(files.scan.read_bytes())
+    volume = read_volume(read_file(files.scan))
     truth = read_truth(files.landmarks)
     step = (window_spacing_mm or spacing_mm) / spacing_of(volume.affine)
     coarse, _ = resample(volume.voxels, step, torch.device("cpu"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.errors import LandmarkdError
 from app.geometry import Affine, Points, distance_beyond, spacing_of
-from app.io import UNIT_WARNINGS, RasPoint, Volume, read_truth, read_volume
+from app.io import UNIT_WARNINGS, RasPoint, Volume, read_file, read_truth, read_volume
 from app.training.data.issues import Issue
 from app.training.data.specimens import SpecimenFiles, rows_of
 
@@ -94,7 +94,7 @@ def summarise(files: SpecimenFiles) -> tuple[SpecimenSummary | None, list[Issue]
     except (ValueError, OSError) as error:
         issues.append(Issue("error", files.landmarks.name, str(error)))
     try:
-        volume = read_volume(files.scan.read_bytes())
+        volume = read_volume(read_file(files.scan))
     except LandmarkdError as error:
         issues.append(Issue("error", files.scan.name, f"{error.title}: {error}"))
     except OSError as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.durable import write_file
 from app.errors import LandmarkdError
-from app.io import read_volume
+from app.io import read_file, read_volume
 from app.model import LoadedModel
 from app.report import make_page, make_picture, make_table
 from app.training.data.specimens import SpecimenFiles
@@ -118,7 +118,7 @@ def _largest_errors(outcomes: Sequence[Outcome], specimens: Sequence[SpecimenFil
             f"{outcome.status}"
         )
         try:
-            volume = read_volume(scans[outcome.scan].read_bytes())
+            volume = read_volume(read_file(scans[outcome.scan]))
         except (LandmarkdError, OSError):  # It has been removed since it was measured.
             continue
         parts.append(make_picture(plot_in_scan(outcome, volume), caption))

@@ -19,6 +19,7 @@ from tests.support.browser import (
     opened,
     text_of,
 )
+from tests.support.detached_files import write_hdr, write_mhd, write_nhdr
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.scan_files import as_nifti
 from tests.support.services import ServiceProcess
@@ -88,6 +89,41 @@ def test_dicom_files_without_their_folder_are_one_scan_chosen_or_dropped(
         assert page.evaluate(ENTRIES) == ["a.nii.gz", "IM0.zip"] * 2
         found = page.locator("#scans span:last-child").all_text_contents()
     assert found == ["5 of 6 found"] * 4
+
+
+def test_headers_are_joined_with_their_voxels(
+    browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """NRRD's may say so in the middle, and NIfTI's has two orders of bytes."""
+    volume = read_volume(SCAN)
+    folder = tmp_path / "study"
+    folder.mkdir()
+    array, affine = volume.voxels.astype(np.float32), volume.affine
+    for name, packed in (("plain", False), ("Schädel", True)):
+        voxels = write_mhd(folder / f"{name}.mhd", f"{name}.raw", array, affine, zipped=packed)
+        (folder / f"{name}.raw").write_bytes(voxels)
+    write_nhdr(folder / "last.nhdr", "gzip", array, affine)
+    write_nhdr(folder / "middle.nhdr", "raw", array, affine)
+    first, *others = (folder / "middle.nhdr").read_bytes().strip().split(b"\n")
+    others.sort(key=lambda line: not line.startswith(b"data"))
+    (folder / "middle.NHDR").write_bytes(b"\n".join([first, *others]))
+    (folder / "middle.nhdr").unlink()
+    write_hdr(folder / "little.hdr", array, affine)
+    write_hdr(folder / "big.hdr", array, affine, order=">", offset=352)
+    (folder / "left.raw").touch()
+    names = ["Schädel.mhd", "big.hdr", "last.nhdr", "little.hdr", "middle.NHDR", "plain.mhd"]
+    with opened(browser, page_service.url) as page:
+        page.set_input_files("#file", sorted(folder.iterdir()))
+        page.wait_for_selector('#scans li:nth-child(6)[data-state="done"]')
+        assert page.evaluate(ENTRIES) == names
+        assert text_of(page, "#left-out") == "Left out: left.raw."
+        page.set_input_files("#folder", folder)
+        page.wait_for_selector('#scans li:nth-child(12)[data-state="done"]')
+        assert sorted(page.evaluate(ENTRIES)[6:]) == [f"study/{name}" for name in names]
+        for marks in page.evaluate("landmarkd.queue.entries.map(({ edits }) => edits.landmarks)"):
+            for mark, expected in zip(marks, answer, strict=True):
+                if expected["ras_mm"]:
+                    assert_allclose(mark["ras_mm"], expected["ras_mm"], atol=NEAR_MM)
 
 
 def test_dicom_file_that_is_removed_while_its_folder_is_packed_is_not_readable(

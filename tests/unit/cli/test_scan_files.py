@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.main import app
-from app.cli.scan_files import list_scans, read_scan
+from app.cli.scan_files import list_scans, open_scan, read_scan, size_of
 from app.errors import NotAVolume
+from app.io import LandmarksAnswer, read_volume
 from app.shapes import read_cohort
+from tests.support.detached_files import write_mhd
 from tests.support.dicom_files import as_dicom
 from tests.support.services import toy_scan
 
@@ -68,13 +70,13 @@ def test_detect_refuses_scans_whose_answers_would_overwrite_each_other(
 def test_detect_says_what_of_a_folder_it_does_not_read(
     models: Path, scans: Path, tmp_path: Path
 ) -> None:
-    for name in ("a.mhd", "notes.txt", ".hidden", "._one.nii"):
+    for name in ("a.raw", "notes.txt", ".hidden", "._one.nii"):
         (scans / name).touch()
     (scans / "more").mkdir()
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
     assert result.exit_code == 0, result.output
     assert "3 not read, as names of scans end in .nii, .nii.gz, " in result.stderr
-    assert ": a.mhd, more, notes.txt\n" in result.stderr
+    assert ": a.raw, more, notes.txt\n" in result.stderr
     (scans / "one.nii").unlink()
     result = run("detect", scans, "-o", tmp_path / "out", "--models-dir", models)
     assert result.exit_code == 1
@@ -137,3 +139,32 @@ def test_an_empty_file_among_dicom_files_may_be_a_slice_that_was_not_copied(
     assert list(list_scans([folder])) == []
     with pytest.raises(NotAVolume, match="folder of DICOM files, got none"):
         read_scan(folder)
+
+
+def test_a_header_is_joined_with_its_voxels(models: Path, scans: Path, tmp_path: Path) -> None:
+    volume = read_volume(toy_scan())
+    header = scans / "two.mhd"
+    voxels = write_mhd(header, "two.raw", volume.voxels, volume.affine)
+    header.with_name("two.raw").write_bytes(voxels)
+    (scans / "other.raw").touch()
+    words = ("--models-dir", models)
+    result = run("detect", scans, "-o", tmp_path / "out", *words)
+    assert result.exit_code == 0, result.output
+    one, two = (
+        LandmarksAnswer.model_validate_json((tmp_path / "out" / f"{name}.json").read_bytes())
+        for name in ("one", "two")
+    )
+    assert two.landmarks == one.landmarks
+    assert "1 not read" in result.stderr
+    assert "other.raw" in result.stderr
+    assert size_of(header) == sum(file.stat().st_size for file in scans.glob("two.*"))
+    with open_scan(header) as file:
+        assert file.read() == read_scan(header)
+    (tmp_path / "link.csv").symlink_to(scans / "two.raw")
+    result = run("detect", header, "-o", tmp_path / "link.csv", *words)
+    assert "expected another file than those that are read" in result.stderr
+    assert (scans / "two.raw").read_bytes() == voxels
+    (scans / "two.raw").unlink()
+    result = run("detect", scans, "-o", tmp_path / "out", *words)
+    assert result.exit_code == 1
+    assert "voxels of two.mhd in one file beside it, got none" in result.stderr

@@ -8,13 +8,21 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from app.geometry import transform
 from app.io.volume import read_volume
 from app.model.sections import InputSpec, IntensitySpec
 from app.preprocessing import Pose, index_grid, make_posed_grid
 from app.preprocessing.grid import make_grid
-from app.training.data.specimens import SpecimenFiles, list_files, load_specimen, pair_files
+from app.training.data.specimens import (
+    SpecimenFiles,
+    list_files,
+    load_specimen,
+    merged,
+    pair_files,
+)
+from tests.support.detached_files import write_mhd
 from tests.support.dicom_files import PLACE, as_dicom, zipped
 from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
 from tests.unit.io.test_cases import kept
@@ -36,6 +44,19 @@ def test_hidden_files_are_neither_scans_nor_landmarks(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     files = list_files(tmp_path, tmp_path)
     assert (list(files.scans), list(files.landmarks), files.others) == (["a"], ["a"], ())
+
+
+def test_a_header_and_voxels_in_another_file_are_one_scan(tmp_path: Path) -> None:
+    voxels = np.random.default_rng(1).gamma(2.0, 50.0, SHAPE).astype(np.int16)
+    (tmp_path / "a.raw").write_bytes(write_mhd(tmp_path / "a.mhd", "a.raw", voxels, PLACE))
+    (tmp_path / "a.csv").write_text("name,x,y,z\na,1,2,3\n")
+    files = list_files(tmp_path, tmp_path)
+    assert (list(files.scans), list(files.landmarks), files.others) == (["a"], ["a"], ())
+    with merged(files.pairs()) as (scans, landmarks):
+        (linked,) = pair_files(scans, landmarks)
+        specimen = load_specimen(linked, ["a"], 1.0, RULE)
+    assert specimen.voxels.shape == SHAPE
+    assert_allclose(specimen.to_world, PLACE, atol=1e-9)
 
 
 def test_files_whose_names_are_no_utf_8_have_names_that_records_can_hold(tmp_path: Path) -> None:

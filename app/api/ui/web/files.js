@@ -1,10 +1,11 @@
 // Files and folders of scans: chosen, or dropped on the page.
 
 import { element } from "./element.js";
+import { joinPairs } from "./pairs.js";
 import { isReadable } from "./service.js";
 import { zip } from "./zip.js";
 
-const paths = new WeakMap(); // of files that were dropped with their folder
+const paths = new WeakMap(); // of files that were dropped with their folder, or are made of several
 
 /** The name of a file, with its folder, as in many studies all scans have the same name. */
 export const nameOf = (file) => paths.get(file) ?? (file.webkitRelativePath || file.name);
@@ -35,7 +36,7 @@ export function listenForFiles(open) {
 
 /** Whether a file is a scan by its name. Those of DICOM often have none, and many are one scan. */
 const isNamed = ({ name }) =>
-  element("file").accept.split(",").some((suffix) => /^\.(?!dcm)/.test(suffix) && name.toLowerCase().endsWith(suffix));
+  element("file").accept.split(",").some((suffix) => /^\.(?!dcm|z?raw|img)/.test(suffix) && name.toLowerCase().endsWith(suffix));
 
 /** The format of a file by its first bytes; "": unknown, or the file cannot be read. */
 async function formatOf(file) {
@@ -51,10 +52,11 @@ async function formatOf(file) {
 
 /**
  * The scans among files, and the names of the others: [scans, names]. Scans have the name or the first bytes of one, and
- * all DICOM files are one. Of a folder that has scans by their names, the others are not looked at.
+ * all DICOM files are one, as are a header and its voxels. Of a folder that has scans by their names, the others are not looked at.
  */
 async function scansAmong(files, isFolder = false) {
-  const shown = files.filter(({ name }) => !name.startsWith("."));
+  const parts = files.filter(({ name }) => !name.startsWith("."));
+  const shown = await joinPairs(parts, nameOf, (joined, file) => paths.set(joined, nameOf(file)));
   const formats = new Map(shown.filter(isNamed).map((file) => [file, "named"]));
   if (!isFolder || !formats.size) {
     for (const file of shown) if (!formats.has(file)) formats.set(file, await formatOf(file));
