@@ -53,7 +53,9 @@ BLOCK_BYTES: Final = 1 << 20
 
 
 async def check_version(
-    version: Annotated[str, Header(alias="Tus-Resumable")] = TUS_VERSION,
+    version: Annotated[
+        str, Header(alias="Tus-Resumable", json_schema_extra={"enum": [TUS_VERSION]})
+    ] = TUS_VERSION,
 ) -> None:
     """Refuse what another version of the protocol asks for.
 
