@@ -23,12 +23,13 @@ RLE: Final = "1.2.840.10008.1.2.5"
 
 RLE_HEADER: Final = struct.Struct("<16I")
 
-PASSED_OVER: Final = ("pyjpegls",)
-"""A plugin that highdicom brings: a kilobyte of damaged JPEG-LS may take it seconds."""
+PASSED_OVER: Final = ("pyjpegls", "gdcm")
+"""Plugins that others bring: a kilobyte of damaged JPEG-LS may take the first seconds, and one in 250
+damaged images of lossless JPEG or JPEG-LS ends the process in GDCM 3.2."""
 
 JPEG_EXTENDED: Final = "1.2.840.10008.1.2.4.51"
-OF_8_BITS: Final = ("gdcm", "pillow")
-"""Plugins that decode no more of it, whatever pydicom says is available."""
+OF_8_BITS: Final = ("pillow",)
+"""A plugin that decodes no more of it, whatever pydicom says is available."""
 
 SLACK_BYTES: Final = 64 << 10
 """Of a compressed image over twice what it takes plain: tables, and comments."""

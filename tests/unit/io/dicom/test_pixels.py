@@ -126,7 +126,7 @@ def test_fewer_or_more_images_than_frames_are_refused(
 
 def test_missing_decoder_is_named_with_what_it_needs() -> None:
     file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLSLossless, lambda _: b"x")
-    with pytest.raises(BadVoxels, match=r"got JPEG-LS Lossless .*requires pylibjpeg"):
+    with pytest.raises(BadVoxels, match=r"got JPEG-LS Lossless .*Compression: pylibjpeg - requires pylibjpeg"):
         read_volume(file)
 
 
