@@ -2,6 +2,7 @@
 
 import io
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -130,6 +131,25 @@ def jp2(array: np.ndarray) -> bytes:
     target = io.BytesIO()
     Image.fromarray(array.astype(np.uint16)).save(target, "JPEG2000")
     return target.getvalue()
+
+
+def lossless_jpeg(array: np.ndarray) -> bytes:
+    """Compress an image of 16 bits as lossless JPEG (ISO 10918-1, H), predicted from the left."""
+    rows, columns = array.shape
+    left = np.empty((rows, columns), np.int64)
+    left[:, 1:], left[1:, 0], left[0, 0] = array[:, :-1], array[:-1, 0], 1 << 15
+    bits = ""
+    for difference in ((array - left + (1 << 15)) % (1 << 16) - (1 << 15)).ravel().tolist():
+        size = abs(difference).bit_length()
+        value = difference if difference > 0 else difference + (1 << size) - 1
+        bits += f"{size:05b}" + (f"{value:0{size}b}" if size % 16 else "")
+    bits += "1" * (-len(bits) % 8)
+    data = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    # A code of five bits for each of 17 sizes.
+    codes = struct.pack(">HHB16B17B", 0xFFC4, 36, 0, 0, 0, 0, 0, 17, *[0] * 11, *range(17))
+    frame = struct.pack(">HHBHHB3B", 0xFFC3, 11, 16, rows, columns, 1, 1, 0x11, 0)
+    scan = struct.pack(">HHB2B3B", 0xFFDA, 8, 1, 1, 0, 1, 0, 0)
+    return b"\xff\xd8" + frame + codes + scan + data + b"\xff\xd9"
 
 
 def packed_bits(array: np.ndarray) -> bytes:

@@ -24,8 +24,8 @@ RLE: Final = "1.2.840.10008.1.2.5"
 RLE_HEADER: Final = struct.Struct("<16I")
 
 PASSED_OVER: Final = ("pyjpegls", "gdcm")
-"""Plugins that others bring: a kilobyte of damaged JPEG-LS may take the first seconds, and one in 250
-damaged images of lossless JPEG or JPEG-LS ends the process in GDCM 3.2."""
+"""Plugins that others bring: a kilobyte of damaged JPEG-LS may take the first seconds; of damaged
+lossless JPEG and JPEG-LS, one image in 250 ends the process in the second, GDCM 3.2."""
 
 JPEG_EXTENDED: Final = "1.2.840.10008.1.2.4.51"
 OF_8_BITS: Final = ("pillow",)
@@ -131,6 +131,8 @@ def _decode(data: bytes, pixels: PixelType, check_cancelled: Callable[[], None])
     if not plugins:
         missing = decoder.missing_dependencies
         needs = "; or ".join(each for each in missing if not each.startswith(unfit))
+        if "pylibjpeg-libjpeg" in needs:
+            needs = "that needs the extra jpeg: pip install 'landmarkd[jpeg]'"
         raise BadVoxels(
             f"expected a transfer syntax that can be decoded here, got {decoder.UID.name}: {needs}"
         )

@@ -15,7 +15,8 @@ import pydicom.data
 import pytest
 from numpy.testing import assert_array_equal
 from pydicom.encaps import encapsulate
-from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, RLELossless
+from pydicom.pixels.decoders.base import get_decoder
+from pydicom.uid import JPEG2000Lossless, JPEGExtended12Bit, JPEGLosslessSV1, RLELossless
 
 from app.errors import BadVoxels, BrokenVolume, RequestError
 from app.io.volume import read_volume
@@ -27,6 +28,7 @@ from tests.support.dicom_files import (
     compressed,
     jp2,
     jpeg2000,
+    lossless_jpeg,
     packed_bits,
     write,
     zipped,
@@ -39,7 +41,8 @@ REAL = Path(pydicom.data.__file__).parent / "test_files"
 READ = (
     "693_J2KI.dcm", "CT_small.dcm", "MR_small.dcm", "MR_small_RLE.dcm", "MR_small_bigendian.dcm",
     "MR_small_expb.dcm", "MR_small_implicit.dcm", "MR_small_jp2klossless.dcm",
-    "MR_small_padded.dcm", "examples_overlay.dcm", "rtdose_1frame.dcm", "rtdose_rle_1frame.dcm",
+    "MR_small_jpeg_ls_lossless.dcm", "MR_small_padded.dcm", "examples_overlay.dcm",
+    "rtdose_1frame.dcm", "rtdose_rle_1frame.dcm",
 )  # fmt: skip
 
 
@@ -79,6 +82,7 @@ def with_a_code_for_nothing(array: np.ndarray) -> bytes:
         (JPEG2000Lossless, jpeg2000),
         (JPEG2000Lossless, jp2),
         (JPEG2000Lossless, long_jp2),
+        (JPEGLosslessSV1, lossless_jpeg),
         (RLELossless, packed_bits),
         (RLELossless, with_a_code_for_nothing),
     ],
@@ -124,17 +128,40 @@ def test_fewer_or_more_images_than_frames_are_refused(
         read_volume(of_frames(frames))
 
 
-def test_missing_decoder_is_named_with_what_it_needs() -> None:
-    file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLSLossless, lambda _: b"x")
-    with pytest.raises(BadVoxels, match=r"got JPEG-LS Lossless .*Compression: pylibjpeg - requires pylibjpeg"):
+@pytest.fixture
+def without_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pydicom find the plugins that are there without the extra jpeg."""
+    for decoder in map(get_decoder, (JPEGLosslessSV1, JPEGExtended12Bit)):
+        missing = {"pylibjpeg": ("pylibjpeg>=2.0", "pylibjpeg-libjpeg>=2.1")}
+        others = {
+            name: one for name, one in vars(decoder)["_available"].items() if name not in missing
+        }
+        monkeypatch.setattr(decoder, "_available", others)
+        monkeypatch.setattr(decoder, "_unavailable", missing)
+
+
+@pytest.mark.usefixtures("without_jpeg")
+def test_missing_decoder_is_named_with_the_extra_that_has_it() -> None:
+    file = compressed(as_dicom(counting(dtype="uint16"))[0], JPEGLosslessSV1, lambda _: b"x")
+    with pytest.raises(BadVoxels, match=r"got JPEG Lossless.* pip install 'landmarkd\[jpeg\]'$"):
         read_volume(file)
 
 
-def test_decoder_of_twelve_bits_is_missing_where_those_of_eight_are_installed() -> None:
+def of_12_bits() -> bytes:
     place = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "ImagePositionPatient": [0, 0, 0]}
-    file = changed((REAL / "JPGExtended.dcm").read_bytes(), **place, PixelSpacing=[1, 1])
-    with pytest.raises(BadVoxels, match=r"got JPEG Extended .*\): pylibjpeg - requires pylibjpeg"):
-        read_volume(file)
+    return changed((REAL / "JPGExtended.dcm").read_bytes(), **place, PixelSpacing=[1, 1])
+
+
+def test_jpeg_of_twelve_bits_is_read() -> None:
+    expected = pydicom.dcmread(io.BytesIO(of_12_bits())).pixel_array
+    assert expected.max() > 255
+    assert_array_equal(read_volume(of_12_bits()).voxels[:, :, 0], expected.T)
+
+
+@pytest.mark.usefixtures("without_jpeg")
+def test_decoder_of_twelve_bits_is_missing_where_those_of_eight_are_installed() -> None:
+    with pytest.raises(BadVoxels, match=r"got JPEG Extended .* 'landmarkd\[jpeg\]'$"):
+        read_volume(of_12_bits())
 
 
 def test_missing_pydicom_is_named_with_the_extra_that_has_it(
@@ -162,6 +189,13 @@ def test_unknown_transfer_syntax_is_refused() -> None:
         (JPEG2000Lossless, lambda _: b"\xff\xd8" + b"\xff" * 99, "a corrupt one"),
         (JPEG2000Lossless, lambda _: jpeg2000(np.zeros((40, 41))), "got 41 x 40"),
         (JPEG2000Lossless, lambda _: bytes(1 << 20), "no more than they hold"),
+        (JPEGLosslessSV1, lambda array: lossless_jpeg(array)[:40], "a corrupt one"),
+        (
+            JPEGLosslessSV1,
+            lambda array: lossless_jpeg(array).replace(b"\xff\xc4", b"\xff\xfe"),
+            "a corrupt one",
+        ),
+        (JPEGLosslessSV1, lambda _: lossless_jpeg(counting((40, 41))), "got 41 x 40"),
         (RLELossless, lambda array: packed_bits(array)[:-9], "a corrupt one"),
         (RLELossless, lambda array: packed_bits(array)[:63], "a corrupt one"),
         (RLELossless, lambda array: b"\1" + packed_bits(array)[1:], "a corrupt one"),
