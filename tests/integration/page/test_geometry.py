@@ -247,6 +247,27 @@ def test_scan_is_sent_to_the_graphics_card_once(
         assert page.evaluate("sent") == number + 1
 
 
+def test_colors_of_balls_are_no_numbers_that_browsers_change(
+    browser: Browser, page_service: ServiceProcess
+) -> None:
+    """NiiVue copies them as floats: what is NaN then, such as green, was dark blue in Firefox."""
+    with opened(browser, page_service.url) as page:
+        drop(page, ("a.nii.gz", SCAN))
+        page.wait_for_selector('#facts:text("a.nii.gz")')
+        page.wait_for_selector("#rows tr")
+        sent = page.evaluate("""() => {
+            const { gl, meshes: [mesh] } = landmarkd.viewer.nv;
+            const [send, sent] = [gl.bufferData, []];
+            gl.bufferData = (target, data, use) => {
+                sent.push(Array.from(data));
+                send.call(gl, target, data, use);
+            };
+            mesh.updateMesh(gl);
+            return sent.map((data) => [data.length > 1000, data.some(Number.isNaN)]);
+        }""")
+        assert sent == [[True, False], [True, False]]  # Triangles, and points with their colors.
+
+
 def test_scan_of_which_the_viewer_takes_frames_for_an_axis_is_converted(
     plain: Plain, answer: list[dict[str, Any]]
 ) -> None:

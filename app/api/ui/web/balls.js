@@ -7,6 +7,7 @@ const COLORS = {
   R: [245, 245, 79, 190, 92], G: [189, 189, 214, 156, 200], B: [79, 79, 160, 255, 255],
   A: [255, 255, 255, 255, 255], I: [0, 64, 128, 191, 255],
 };
+const OPAQUE = 254;
 const PARTS = { chosen: 50, other: 70 }; // of the scan's longest side
 
 export class Balls {
@@ -41,6 +42,8 @@ export class Balls {
         name: "landmarks", nodeColormap: "landmarkd", nodeMinColor: 0, nodeMaxColor: SELECTED_VALUE,
         nodeScale: 1, showLegend: false, nodes, edges: [],
       });
+      this.#mesh.generatePosNormClr = withoutNaN;
+      this.#mesh.updateMesh(this.#nv.gl);
       this.#nv.meshes = [this.#mesh];
     }
   }
@@ -49,4 +52,13 @@ export class Balls {
   forget() {
     [this.#nv.meshes, this.#mesh] = [[], null];
   }
+}
+
+/**
+ * NiiVue copies the bytes of a color as a number of 32 bits, which is NaN where alpha is 255 and blue 128 or more: that
+ * of Firefox is another one then, a dark blue.
+ */
+function withoutNaN(points, triangles, colors) {
+  const bytes = colors.map((byte, at) => (at % 4 === 3 ? OPAQUE : byte));
+  return Object.getPrototypeOf(this).generatePosNormClr.call(this, points, triangles, bytes);
 }
