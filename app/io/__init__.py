@@ -7,7 +7,7 @@ nrrd_header       what an NRRD file declares, checked
 metaimage_header  what a MetaImage file declares, checked
 dicom             DICOM files, alone or in a ZIP archive -> one series: header and voxels
 scan_archive      a ZIP archive of scans -> its scans, one by one
-detached          the path of a scan -> its bytes, joined with voxels in another file
+scan_file         the path of a scan -> its bytes, as one file of a format that is read
 volume            the file of a scan -> Volume: voxels and affine
 schemas           pydantic models of everything that crosses the wire
 slicer            landmark files of 3D Slicer and spreadsheets, written and read
@@ -24,7 +24,6 @@ from app.io.cases import (
     write_case,
     write_nifti,
 )
-from app.io.detached import files_of, read_file
 from app.io.dicom import (
     SEARCH_BYTES,
     Evidence,
@@ -47,6 +46,7 @@ from app.io.formats import (
 from app.io.gzip_stream import GZIP_MAGIC, Content, MemoryFile, write_gzip
 from app.io.header import UNIT_WARNINGS, Header, check_spacing
 from app.io.scan_archive import count_scans, find_scan
+from app.io.scan_file import files_of, read_file
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,

@@ -43,7 +43,8 @@ MAX_REACH_MM: Final = 1e4
 """Largest distance of a corner of a scan from the origin; microns declared as mm exceed it."""
 
 SCAN_SUFFIXES: Final = (
-    ".nii", ".nii.gz", ".hdr", ".hdr.gz", ".nrrd", ".nhdr", ".mha", ".mhd", ".zip"
+    ".nii", ".nii.gz", ".hdr", ".hdr.gz", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgh", ".mgz",
+    ".mnc", ".HEAD", ".PAR", ".zip",
 )  # fmt: skip
 """Of files that are taken for scans where a folder is given."""
 

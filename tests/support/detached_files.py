@@ -1,11 +1,11 @@
 """Scans whose header and voxels are two files."""
 
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import nrrd
 import numpy as np
-from nibabel.nifti1 import Nifti1PairHeader
 
 from app.geometry import LPS_FROM_RAS
 from tests.support.nifti_files import AFFINE, counting
@@ -49,10 +49,12 @@ def write_hdr(
     *,
     order: str = "<",
     offset: int = 0,
+    version: int = 1,
 ) -> None:
     """Have nibabel write both files."""
-    header = Nifti1PairHeader(endianness=order)
+    kind: Any = nib.Nifti1Pair if version == 1 else nib.Nifti2Pair
+    header = kind.header_class(endianness=order)
     header.set_data_offset(offset)
-    image = nib.Nifti1Pair(array, affine, header)
+    image = kind(array, affine, header)
     image.header.set_xyzt_units("mm")
     image.to_filename(path)

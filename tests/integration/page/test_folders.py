@@ -94,7 +94,7 @@ def test_dicom_files_without_their_folder_are_one_scan_chosen_or_dropped(
 def test_headers_are_joined_with_their_voxels(
     browser: Browser, page_service: ServiceProcess, answer: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """NRRD's may say so in the middle, and NIfTI's has two orders of bytes."""
+    """NRRD's may say so in the middle; NIfTI has two versions, and orders of bytes."""
     volume = read_volume(SCAN)
     folder = tmp_path / "study"
     folder.mkdir()
@@ -109,7 +109,7 @@ def test_headers_are_joined_with_their_voxels(
     (folder / "middle.NHDR").write_bytes(b"\n".join([first, *others]))
     (folder / "middle.nhdr").unlink()
     write_hdr(folder / "little.hdr", array, affine)
-    write_hdr(folder / "big.hdr", array, affine, order=">", offset=352)
+    write_hdr(folder / "big.hdr", array, affine, order=">", offset=560, version=2)
     (folder / "left.raw").touch()
     names = ["Schädel.mhd", "big.hdr", "last.nhdr", "little.hdr", "middle.NHDR", "plain.mhd"]
     with opened(browser, page_service.url) as page:

@@ -1,7 +1,11 @@
-// Headers, and voxels in files of their own -> one file of both each; app/io/detached.py does so for paths.
+// Headers, and voxels in files of their own -> one file of both each; app/io/scan_file.py does so for paths.
 
 const HEADER_BYTES = 1 << 20; // of a header that is text, at most
-const PAIR_BYTES = 348; // of one of NIfTI-1, which is known by its end
+// Of NIfTI-1 and NIfTI-2: bytes of a header, and where it says what it is and, by which calls, where its voxels begin.
+const NIFTI = [
+  { size: 348, kind: 344, offset: 108, get: "getFloat32", set: "setFloat32", add: (sum, more) => sum + more },
+  { size: 540, kind: 4, offset: 168, get: "getBigInt64", set: "setBigInt64", add: (sum, more) => sum + BigInt(more) },
+];
 
 /** Join headers with the voxels that lie beside them. `nameOf` tells a file's folder, too; `made` is told of what is new. */
 export async function joinPairs(files, nameOf, made) {
@@ -42,10 +46,14 @@ async function nameIn(file, { indices: [, [start, end]] }) {
 }
 
 async function splitNifti(file) {
-  const header = new DataView(await file.slice(0, PAIR_BYTES).arrayBuffer());
-  if (header.byteLength < PAIR_BYTES || header.getUint32(PAIR_BYTES - 4) !== 0x6e693100) return null; // "ni1"
-  const isLittle = header.getInt32(0, true) === PAIR_BYTES;
-  header.setFloat32(108, PAIR_BYTES + 4 + header.getFloat32(108, isLittle), isLittle); // where the voxels begin
-  header.setUint32(PAIR_BYTES - 4, 0x6e2b3100); // "n+1"
+  const bytes = await file.slice(0, NIFTI.at(-1).size).arrayBuffer();
+  const kindAt = ({ kind }) => String.fromCharCode(...new Uint8Array(bytes.slice(kind, kind + 3)));
+  const layout = NIFTI.find((one, index) => kindAt(one) === `ni${index + 1}`);
+  if (!layout || bytes.byteLength < layout.size) return null;
+  const { size, kind, offset, get, set, add } = layout;
+  const header = new DataView(bytes, 0, size);
+  const isLittle = header.getInt32(0, true) === size;
+  header[set](offset, add(header[get](offset, isLittle), size + 4), isLittle);
+  header.setUint8(kind + 1, "+".charCodeAt(0));
   return { start: [header, new Uint8Array(4)], name: file.name.replace(/hdr$/i, "img") };
 }

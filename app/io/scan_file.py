@@ -1,7 +1,8 @@
-"""Path of a scan -> its bytes; a header becomes one file with the voxels that it has in another.
+"""Path of a scan -> its bytes, as one file of a format that a service reads.
 
-So do headers of MetaImage (.mhd), NRRD (.nhdr) and NIfTI (.hdr). Whatever reads files by their
-paths joins these here, so that all else, the service included, knows none but whole files.
+A header of MetaImage (.mhd), NRRD (.nhdr) or NIfTI (.hdr) gets the voxels that it has in another
+file, and what only nibabel reads becomes NIfTI. Whatever reads files by their paths does so here,
+so that all else, the service included, knows none but whole files of few formats.
 """
 
 import gzip
@@ -11,9 +12,16 @@ import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
+
+import nibabel
+import numpy as np
+from nibabel.spatialimages import SpatialImage
 
 from app.errors import NotAVolume
+
+CONVERTED: Final = (".mgh", ".mgz", ".mnc", ".HEAD", ".PAR")
+"""Suffixes of FreeSurfer, MINC, AFNI and Philips; MINC 2 takes the extra minc."""
 
 HEADER_BYTES: Final = 1 << 20
 """Of a header that is text, at most."""
@@ -22,14 +30,22 @@ METAIMAGE_FIELD: Final = re.compile(rb"^\s*ElementDataFile\s*=(.*)$", re.MULTILI
 NRRD_FIELD: Final = re.compile(rb"^data ?file\s*:(?!=)(.*)\n?", re.MULTILINE | re.IGNORECASE)
 BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 
-PAIR_MAGIC: Final = b"ni1\0"
-OFFSET_AT: Final = 108
-"""Where a NIfTI-1 header says at which byte of the file its voxels begin, as float32."""
-
-MAGIC_AT: Final = 344
-PAIR_BYTES: Final = MAGIC_AT + len(PAIR_MAGIC)
 EXTENSIONS: Final = bytes(4)
-"""Says that none follow the header."""
+"""Says that none follow a NIfTI header."""
+
+
+class _Layout(NamedTuple):
+    """Where the header of a NIfTI pair says what it is, and at which byte its voxels begin."""
+
+    size: int
+    magic: bytes
+    magic_at: int
+    offset_at: int
+    offset_type: str
+
+
+LAYOUTS: Final = (_Layout(348, b"ni1\0", 344, 108, "f"), _Layout(540, b"ni2\0", 4, 168, "q"))
+"""Of nifti1.h and nifti2.h."""
 
 
 class _Pair(NamedTuple):
@@ -54,8 +70,10 @@ def read_file(path: Path) -> bytes:
     """Read the file of a scan, with voxels that are in a file of their own.
 
     Raises:
-        NotAVolume: A header names voxels that are not beside it.
+        NotAVolume: A header names voxels that are not beside it, or nibabel does not read a file.
     """
+    if _is_converted(path):
+        return _convert(path)
     pair = _find_pair(path)
     if pair is None:
         return path.read_bytes()
@@ -69,6 +87,9 @@ def read_file(path: Path) -> bytes:
 
 def files_of(path: Path) -> tuple[Path, ...]:
     """List the files that are read of a scan's path."""
+    if _is_converted(path):
+        with suppress(Exception):  # It is said when the scan is read.
+            return tuple(Path(str(file.filename)) for file in _open(path).file_map.values())
     voxels = None
     with suppress(OSError):
         if pair := _find_pair(path):
@@ -76,10 +97,39 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return (path,) if voxels is None else (path, voxels)
 
 
+def _is_converted(path: Path) -> bool:
+    return path.name.endswith(CONVERTED) and path.is_file()
+
+
+def _open(path: Path) -> SpatialImage:
+    return cast("SpatialImage", nibabel.load(path))
+
+
+def _convert(path: Path) -> bytes:
+    """Write what nibabel reads as NIfTI, whose affine is float64."""
+    try:
+        image = _open(path)
+        voxels = np.asanyarray(image.dataobj)
+        if voxels.dtype == np.float64:  # What is scaled, and of less precision.
+            voxels = voxels.astype(np.float32)
+        single = nibabel.Nifti2Image(voxels, image.affine)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # What the system says, such as that there is no file.
+        raise NotAVolume(
+            f"expected a scan that nibabel reads, got {path.name}, of which it says: {error}"
+        ) from error
+    if path.name.endswith(".mnc") and voxels.ndim > 3:  # Whose frames come first.
+        raise NotAVolume(f"expected a MINC file of three axes, got {voxels.ndim} in {path.name}")
+    single.header.set_xyzt_units("mm")
+    content: bytes = single.to_bytes()
+    return content
+
+
 def _find_pair(path: Path) -> _Pair | None:
     """Tell a header of voxels in another file, by its suffix and what it says; else None."""
-    if not path.is_file():
-        return None  # Such as a pipe, which can be read once.
+    if not path.is_file():  # Such as a pipe, which can be read once.
+        return None
     if path.name.endswith(".mhd"):
         return _pair_of_metaimage(_read_start(path))
     if path.name.endswith(".nhdr"):
@@ -116,15 +166,19 @@ def _pair_of_nifti(path: Path) -> _Pair | None:
     """Make the header of a pair that of a single file; see nifti1.h on ``magic``."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            head = bytearray(file.read(PAIR_BYTES))
+            head = bytearray(file.read(LAYOUTS[-1].size))
         except (EOFError, gzip.BadGzipFile, zlib.error):
             return None
-    if head[MAGIC_AT:] != PAIR_MAGIC:
+    found = (one for one in LAYOUTS if head[one.magic_at :].startswith(one.magic))
+    layout = next(found, None)
+    if layout is None:
         return None
-    order = "<" if head.startswith(struct.pack("<i", PAIR_BYTES)) else ">"
-    (offset,) = struct.unpack_from(f"{order}f", head, OFFSET_AT)
-    struct.pack_into(f"{order}f", head, OFFSET_AT, PAIR_BYTES + len(EXTENSIONS) + offset)
-    head[MAGIC_AT:] = b"n+1\0"
+    del head[layout.size :]
+    order = "<" if head.startswith(struct.pack("<i", layout.size)) else ">"
+    (offset,) = struct.unpack_from(order + layout.offset_type, head, layout.offset_at)
+    offset += layout.size + len(EXTENSIONS)
+    struct.pack_into(order + layout.offset_type, head, layout.offset_at, offset)
+    head[layout.magic_at + 1] = ord("+")
     start = bytes(head) + EXTENSIONS
     stem = path.name.removesuffix(".gz").removesuffix(".hdr")
     if path.with_name(f"{stem}.img").is_file() or not path.with_name(f"{stem}.img.gz").is_file():

@@ -1,17 +1,25 @@
-"""Headers of voxels in another file are read as if both were one."""
+"""Files by their paths: headers of voxels in another file, and formats that nibabel reads."""
 
 import gzip
 import re
 from pathlib import Path
+from typing import cast
 
+import nibabel as nib
+import numpy as np
 import pytest
+from nibabel.spatialimages import SpatialImage
+from nibabel.testing import data_path
 from numpy.testing import assert_allclose, assert_array_equal
 
 from app.errors import NotAVolume
-from app.io import files_of, read_file, read_volume
+from app.io import Selection, files_of, read_file, read_volume
 from tests.support.detached_files import ARRAY, write_hdr, write_mhd, write_nhdr
 from tests.support.nifti_files import AFFINE, nifti
 from tests.support.scan_files import as_metaimage, as_nrrd
+
+REAL = Path(str(data_path))
+"""Files of many formats that nibabel brings with it."""
 
 
 def check(path: Path) -> None:
@@ -53,9 +61,10 @@ def test_metaimage(tmp_path: Path, name: str, zipped: bool) -> None:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("offset", [0, 352])
-def test_nifti(tmp_path: Path, order: str, offset: int) -> None:
-    write_hdr(tmp_path / "s.hdr", order=order, offset=offset)
+@pytest.mark.parametrize("offset", [0, 560])
+@pytest.mark.parametrize("version", [1, 2])
+def test_nifti(tmp_path: Path, order: str, offset: int, version: int) -> None:
+    write_hdr(tmp_path / "s.hdr", order=order, offset=offset, version=version)
     check(tmp_path / "s.hdr")
 
 
@@ -108,3 +117,41 @@ def test_other_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert files_of(missing) == (missing,)
     with pytest.raises(FileNotFoundError):
         read_file(missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "frame"),
+    [
+        ("scaled+tlrc.HEAD", None),
+        ("example4d+orig.HEAD", 2),
+        ("test.mgz", 1),
+        ("tiny.mnc", None),
+        ("small.mnc", None),
+        ("phantom_EPI_asc_CLEAR_2_1.PAR", 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_nibabel_reads_has_its_values_and_affine(name: str, frame: int | None) -> None:
+    image = cast("SpatialImage", nib.load(REAL / name))
+    expected = np.atleast_3d(image.get_fdata()).reshape(*image.shape[:3], -1)[..., frame or 0]
+    volume = read_volume(read_file(REAL / name), selection=Selection(frame=frame))
+    assert_allclose(volume.voxels, expected, rtol=1e-6)
+    assert_allclose(volume.affine, image.affine)
+    assert volume.warnings == ()
+    assert REAL / name in files_of(REAL / name)
+    assert len(files_of(REAL / name)) == (2 if name.endswith(("HEAD", "PAR")) else 1)
+
+
+def test_frames_that_come_first_are_not_taken_for_an_axis() -> None:
+    with pytest.raises(NotAVolume, match=r"expected a MINC file of three axes, got 4 in minc1_4d"):
+        read_file(REAL / "minc1_4d.mnc")
+
+
+def test_file_that_nibabel_does_not_read_is_refused_with_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "broken.mgz"
+    path.write_bytes(b"no scan")
+    with pytest.raises(NotAVolume, match=r"got broken\.mgz, of which it says: Not a gzipped"):
+        read_file(path)
+    assert files_of(path) == (path,)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "missing.mnc")
