@@ -14,6 +14,7 @@ from app.io import (
     is_dicom,
     is_own_report,
     list_shown,
+    open_file,
     read_file,
     scan_stem,
 )
@@ -113,7 +114,7 @@ def read_scan(scan: Scan) -> bytes:
     """Read a scan as it is uploaded: the DICOM files of a folder, and below, in a ZIP archive.
 
     Raises:
-        NotAVolume: There are none in the folder.
+        NotAVolume: There are none in the folder, or no voxels beside a header.
     """
     if isinstance(scan, bytes):
         return scan
@@ -132,14 +133,14 @@ def read_scan(scan: Scan) -> bytes:
 
 
 def open_scan(scan: Scan) -> io.BufferedIOBase:
-    """Open a scan to be uploaded in parts; one in a file of its own is not read as a whole.
+    """Open a scan to be uploaded in parts; a file is not read as a whole, if it is sent as it is.
 
     Raises:
-        NotAVolume: There are no DICOM files in the folder.
+        NotAVolume: There are no DICOM files in the folder, or no voxels beside a header.
     """
-    if isinstance(scan, bytes) or Path(scan).is_dir() or len(files_of(Path(scan))) > 1:
+    if isinstance(scan, bytes) or Path(scan).is_dir():
         return io.BytesIO(read_scan(scan))
-    return Path(scan).open("rb")
+    return open_file(Path(scan))
 
 
 def _is_scan(file: Path) -> bool:

@@ -46,7 +46,7 @@ from app.io.formats import (
 from app.io.gzip_stream import GZIP_MAGIC, Content, MemoryFile, write_gzip
 from app.io.header import UNIT_WARNINGS, Header, check_spacing
 from app.io.scan_archive import count_scans, find_scan
-from app.io.scan_file import files_of, read_file
+from app.io.scan_file import files_of, open_file, read_file
 from app.io.schemas import (
     AliveAnswer,
     BatchInfo,
@@ -114,7 +114,7 @@ __all__ = [
     "check_spacing", "check_start", "correct", "count_scans", "csv_text", "declared_frame",
     "files_of", "find_evidence", "find_scan", "is_dicom", "is_landmark_file", "is_missing",
     "is_own_report", "landmark_stem", "list_shown", "load_report_writer", "markups_json",
-    "name_in_utf8", "negotiate_format", "pack_scan", "read_case", "read_file", "read_landmarks",
-    "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer", "write_case",
-    "write_gzip", "write_nifti",
+    "name_in_utf8", "negotiate_format", "open_file", "pack_scan", "read_case", "read_file",
+    "read_landmarks", "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer",
+    "write_case", "write_gzip", "write_nifti",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ so that all else, the service included, knows none but whole files of few format
 """
 
 import gzip
+import io
 import os
 import re
 import struct
@@ -67,22 +68,28 @@ class _Pair(NamedTuple):
 
 
 def read_file(path: Path) -> bytes:
-    """Read the file of a scan, with voxels that are in a file of their own.
+    """Read what ``open_file`` opens."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def open_file(path: Path) -> io.BufferedIOBase:
+    """Open the file of a scan, with voxels that are in a file of their own; it is read if need be.
 
     Raises:
         NotAVolume: A header names voxels that are not beside it, or nibabel does not read a file.
     """
     if _is_converted(path):
-        return _convert(path)
+        return io.BytesIO(_convert(path))
     pair = _find_pair(path)
     if pair is None:
-        return path.read_bytes()
+        return path.open("rb")
     if (voxels := pair.find_voxels(path)) is None:
         raise NotAVolume(
             f"expected the voxels of {path.name} in one file beside it, got none by the name that "
             f"it gives, {pair.name!r}"
         )
-    return pair.start + voxels.read_bytes()
+    return io.BytesIO(pair.start + voxels.read_bytes())
 
 
 def files_of(path: Path) -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ import gzip
 import os
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
@@ -168,3 +169,13 @@ def test_a_header_is_joined_with_its_voxels(models: Path, scans: Path, tmp_path:
     result = run("detect", scans, "-o", tmp_path / "out", *words)
     assert result.exit_code == 1
     assert "voxels of two.mhd in one file beside it, got none" in result.stderr
+
+
+def test_what_is_converted_is_uploaded_in_parts_as_it_is_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "scan.mgz"
+    image = nib.MGHImage(np.ones((3, 4, 5), np.int16), np.diag([1.0, 2.0, 3.0, 1.0]))
+    image.to_filename(path)
+    with open_scan(path) as file:
+        content = file.read()
+    assert content == read_scan(path)
+    assert read_volume(content).voxels.shape == (3, 4, 5)
