@@ -34,7 +34,7 @@ def lone_landmarks(data: Path) -> None:
 
 
 def other_file(data: Path) -> None:
-    (data / "scans" / "s9.mgz").write_bytes(b"MGH")
+    (data / "scans" / "s9.tif").write_bytes(b"II")
 
 
 def swapped(data: Path) -> None:
