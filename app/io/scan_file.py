@@ -20,15 +20,17 @@ import numpy as np
 from nibabel.spatialimages import SpatialImage
 
 from app.errors import NotAVolume
+from app.io.header import TEXT_BYTES
+from app.io.metaimage_header import DATA
+from app.io.nrrd_header import DETACHED
 
 CONVERTED: Final = (".mgh", ".mgz", ".mnc", ".HEAD", ".PAR")
 """Suffixes of FreeSurfer, MINC, AFNI and Philips; MINC 2 takes the extra minc."""
 
-HEADER_BYTES: Final = 1 << 20
-"""Of a header that is text, at most."""
-
-METAIMAGE_FIELD: Final = re.compile(rb"^\s*ElementDataFile\s*=(.*)$", re.MULTILINE)
-NRRD_FIELD: Final = re.compile(rb"^data ?file\s*:(?!=)(.*)\n?", re.MULTILINE | re.IGNORECASE)
+METAIMAGE_FIELD: Final = re.compile(rf"^\s*{DATA}\s*=(.*)$".encode(), re.MULTILINE)
+NRRD_FIELD: Final = re.compile(
+    rf"^{DETACHED.pattern}(.*)\n?".encode(), re.MULTILINE | re.IGNORECASE
+)
 BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 
 EXTENSIONS: Final = bytes(4)
@@ -96,7 +98,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """List the files that are read of a scan's path."""
     if _is_converted(path):
         with suppress(Exception):  # It is said when the scan is read.
-            return tuple(Path(str(file.filename)) for file in _open(path).file_map.values())
+            files = (Path(str(file.filename)) for file in _open(path).file_map.values())
+            return (path, *(file for file in files if file.name != path.name))
     voxels = None
     with suppress(OSError):
         if pair := _find_pair(path):
@@ -109,7 +112,9 @@ def _is_converted(path: Path) -> bool:
 
 
 def _open(path: Path) -> SpatialImage:
-    return cast("SpatialImage", nibabel.load(path))
+    """Open what a path, or a link of the same name, leads to: other files of a scan lie there."""
+    target = path.resolve()
+    return cast("SpatialImage", nibabel.load(target if target.name == path.name else path))
 
 
 def _convert(path: Path) -> bytes:
@@ -146,14 +151,14 @@ def _find_pair(path: Path) -> _Pair | None:
 
 def _read_start(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(HEADER_BYTES)
+        return file.read(TEXT_BYTES)
 
 
 def _pair_of_metaimage(head: bytes) -> _Pair | None:
     field = METAIMAGE_FIELD.search(head)
     if field is None or field[1].strip().upper() == b"LOCAL":
         return None
-    return _Pair(head[: field.start()] + b"ElementDataFile = LOCAL\n", _name(field[1]))
+    return _Pair(head[: field.start()] + f"{DATA} = LOCAL\n".encode(), _name(field[1]))
 
 
 def _pair_of_nrrd(head: bytes) -> _Pair | None:

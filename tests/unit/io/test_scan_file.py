@@ -86,6 +86,15 @@ def test_a_link_to_a_header_finds_the_voxels_beside_what_it_leads_to(tmp_path: P
     assert files_of(tmp_path / "s.mhd") == (tmp_path / "s.mhd", tmp_path / "kept" / "s.raw")
 
 
+@pytest.mark.parametrize("name", ["scaled+tlrc.HEAD", "phantom_EPI_asc_CLEAR_2_1.PAR"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_link_finds_what_nibabel_reads_beside_what_it_leads_to(tmp_path: Path, name: str) -> None:
+    """As of a data set that is made of several, to be learned from."""
+    (tmp_path / name).symlink_to(REAL / name)
+    assert read_file(tmp_path / name) == read_file(REAL / name)
+    assert files_of(tmp_path / name) == (tmp_path / name, *files_of(REAL / name)[1:])
+
+
 def test_a_header_reads_no_file_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "scans" / "s.mhd"
     path.parent.mkdir()

@@ -1,6 +1,6 @@
 // Headers, and voxels in files of their own -> one file of both each; app/io/scan_file.py does so for paths.
 
-const HEADER_BYTES = 1 << 20; // of a header that is text, at most
+export const HEADER_BYTES = 1 << 16; // of a header that is text, at most
 // Of NIfTI-1 and NIfTI-2: bytes of a header, and where it says what it is and, by which calls, where its voxels begin.
 const NIFTI = [
   { size: 348, kind: 344, offset: 108, get: "getFloat32", set: "setFloat32", add: (sum, more) => sum + more },

@@ -2,10 +2,10 @@
 
 import { prepare } from "./contrast.js";
 import { suffixOf } from "./files.js";
+import { HEADER_BYTES } from "./pairs.js";
 import { convertScan } from "./service.js";
 
 const MAX_CONVERTED = 4; // as files, which are as large as scans
-const HEADER_BYTES = 1 << 16; // of a header that is text, at most
 const TEXTS = ["mha", "nrrd"];
 const LABELS = 1002; // NIfTI's code of an intent: NiiVue gives each value a colour of its own
 // In such a header NiiVue takes a tab for a part of a number, and knows one spelling of the order of bytes only.
