@@ -128,6 +128,11 @@ def _convert(path: Path) -> bytes:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # What the system says, such as that there is no file.
+        if isinstance(error, ModuleNotFoundError):
+            raise NotAVolume(
+                f"expected the package {error.name}, which {path.name} takes: pip install "
+                "'landmarkd[minc]'"
+            ) from error
         raise NotAVolume(
             f"expected a scan that nibabel reads, got {path.name}, of which it says: {error}"
         ) from error

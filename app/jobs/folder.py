@@ -200,4 +200,6 @@ def _as_not_stored() -> Iterator[None]:
 
 def elapsed_s() -> float:
     """Read a clock that nobody sets, which goes on while the machine sleeps if it can."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()

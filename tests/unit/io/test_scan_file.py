@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -154,6 +155,12 @@ def test_what_nibabel_reads_has_its_values_and_affine(name: str, frame: int | No
 def test_frames_that_come_first_are_not_taken_for_an_axis() -> None:
     with pytest.raises(NotAVolume, match=r"expected a MINC file of three axes, got 4 in minc1_4d"):
         read_file(REAL / "minc1_4d.mnc")
+
+
+def test_scan_that_takes_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(NotAVolume, match=r"package h5py, which small\.mnc takes: .*\[minc"):
+        read_file(REAL / "small.mnc")
 
 
 def test_file_that_nibabel_does_not_read_is_refused_with_what_it_says(tmp_path: Path) -> None:
