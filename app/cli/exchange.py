@@ -57,7 +57,7 @@ def nnunet(
 @importing.command()
 def monai(
     bundle: Annotated[
-        Path, typer.Argument(exists=True, help="Folder of the bundle, or a ZIP archive of it.")
+        Path, typer.Argument(exists=True, file_okay=False, help="Folder of the bundle, unpacked.")
     ],
     output: NewFolder,
     landmark: Annotated[

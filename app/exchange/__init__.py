@@ -1,7 +1,7 @@
 """Model folders from elsewhere, and for elsewhere. The service never imports it.
 
 ==========  ======================================================================================
-bundles     a MONAI bundle, a folder or an archive of one: its files and components, as data
+bundles     the components of a MONAI bundle, as data
 folders     JSON and checkpoints read as data, and a model folder written whole
 plans       what nnU-Net wrote down of a network: geometry, intensities, architecture, labels
 transforms  what the transforms of a MONAI bundle say of a network's input

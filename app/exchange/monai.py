@@ -12,14 +12,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from app.errors import BadParameter, ModelRefused
-from app.exchange.bundles import (
-    CONFIG,
-    METADATA,
-    NETWORKS,
-    check_literals,
-    open_bundle,
-    read_target,
-)
+from app.exchange.bundles import CONFIG, METADATA, NETWORKS, check_literals, read_target
 from app.exchange.folders import (
     choose_weights,
     load_data,
@@ -73,7 +66,7 @@ def import_monai(
     """Write a model folder of a bundle.
 
     Args:
-        bundle: Its folder, or a ZIP archive of it.
+        bundle: Its folder.
         output: Folder to write; its name becomes the model's.
         landmarks: Names, in the order of the channels; empty: those in ``channel_def``.
         given: Keys of ``model.toml`` as ``KEY=VALUE``, which count more than what the bundle says.
@@ -84,30 +77,29 @@ def import_monai(
         BadParameter: An option does not fit, one is needed, or the output exists.
         ModelRefused: The bundle cannot be served; the reason is named.
     """
-    with open_bundle(bundle) as folder:
-        try:
-            metadata = read_json(folder / METADATA)
-            config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-            options = {"network.output": "heatmaps", **dict(map(_read_option, given))}
-            keys = _complete(metadata, config, options)
-            names = list(landmarks) or _read_landmarks(metadata, keys)
-            _check(metadata, config, keys, names, ignored)
-            network, file = _choose_network(folder, config)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ModelRefused(
-                f"{bundle.name}: expected the metadata of a MONAI bundle, with "
-                f"network_data_format.inputs.image and outputs.pred, got {error!r:.200}"
-            ) from error
-        except (ModelRefused, BadParameter) as refusal:
-            raise type(refusal)(f"{bundle.name}: {refusal}") from refusal
-        return write_folder(
-            output,
-            _manifest(keys, network, len(names)),
-            names,
-            _origin(metadata),
-            lambda target: _write_network(bundle.name, network, file, target),
-            allow_torchscript=allow_torchscript,
-        )
+    try:
+        metadata = read_json(bundle / METADATA)
+        config = read_json(bundle / CONFIG) if (bundle / CONFIG).is_file() else {}
+        options = {"network.output": "heatmaps", **dict(map(_read_option, given))}
+        keys = _complete(metadata, config, options)
+        names = list(landmarks) or _read_landmarks(metadata, keys)
+        _check(metadata, config, keys, names, ignored)
+        network, file = _choose_network(bundle, config)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelRefused(
+            f"{bundle.name}: expected the metadata of a MONAI bundle, with "
+            f"network_data_format.inputs.image and outputs.pred, got {error!r:.200}"
+        ) from error
+    except (ModelRefused, BadParameter) as refusal:
+        raise type(refusal)(f"{bundle.name}: {refusal}") from refusal
+    return write_folder(
+        output,
+        _manifest(keys, network, len(names)),
+        names,
+        _origin(metadata),
+        lambda target: _write_network(bundle.name, network, file, target),
+        allow_torchscript=allow_torchscript,
+    )
 
 
 def _read_option(option: str) -> tuple[str, Any]:

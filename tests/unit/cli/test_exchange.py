@@ -65,6 +65,15 @@ def test_imported_model_lies_beside_another_version(tmp_path: Path) -> None:
     assert "blobs@3.0: name: expected the folder's name, got 'blobs@2.0'" in str(refused.exception)
 
 
+def test_file_is_refused_in_place_of_the_folder_of_a_bundle(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.zip"
+    file.write_bytes(b"PK")
+    result = run("import", "monai", file, "-o", tmp_path / "blobs", "--set", RADIUS_MM)
+    assert result.exit_code == 2
+    assert "is a file" in " ".join(result.output.replace("│", " ").split())
+    assert not (tmp_path / "blobs").exists()
+
+
 @pytest.mark.parametrize("path", ["trained/toy", "./toy"])
 def test_model_is_named_by_the_path_of_its_folder(
     tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch, path: str

@@ -5,7 +5,6 @@ import json
 import pickle
 import shlex
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 
 from app.errors import BadParameter, ModelRefused
 from app.exchange.monai import import_monai
-from tests.support.full_disk import limited_files
 from tests.support.monai_bundles import (
     ARGUMENTS,
     RADIUS_MM,
@@ -25,25 +23,6 @@ from tests.support.monai_bundles import (
 )
 
 RAN = "it ran"
-
-
-def pack(bundle: Path, file: Path, others: Mapping[str, bytes], top: str = "") -> Path:
-    """Pack a bundle, with other files besides."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(bundle.rglob("*.*")):
-            archive.write(path, f"{top}{path.relative_to(bundle)}")
-        for name, content in others.items():
-            archive.writestr(name, content)
-    return file
-
-
-@pytest.mark.parametrize("top", ["", "blobs_ct/"])
-def test_archive_of_a_bundle_is_the_same(tmp_path: Path, top: str) -> None:
-    bundle = write_bundle(tmp_path / "bundle", build())
-    file = pack(bundle, tmp_path / "bundle.zip", {f"{top}docs/README.md": b"x"}, top)
-    one = import_monai(bundle, tmp_path / "one" / "blobs", given=[RADIUS_MM])
-    other = import_monai(file, tmp_path / "other" / "blobs", given=[RADIUS_MM])
-    assert (one / "model.toml").read_text() == (other / "model.toml").read_text()
 
 
 class Malicious:
@@ -174,46 +153,6 @@ def test_channels_without_a_name_are_refused(bundle: Path) -> None:
     metadata = make_metadata(channel_def={"0": "bright", "2": "dark"})
     (bundle / "configs" / "metadata.json").write_text(json.dumps(metadata))
     refused(bundle, r"channel_def: expected channels 0, 1, ..., got \['0', '2'\]")
-
-
-@pytest.mark.parametrize(
-    ("others", "message"),
-    [
-        ({"../escaped.txt": b"x"}, "outside of it"),
-        ({"/escaped.txt": b"x"}, "outside of it"),
-        ({"a\\..\\escaped.txt": b"x"}, "outside of it"),
-        ({"second/configs/metadata.json": b"{}"}, "got 2 of them"),
-        ({"models/model.onnx": bytes(1 << 26)}, "inflate more than 16 times"),
-        ({f"docs/{number}": b"" for number in range(65_000)}, "at most 4096"),
-    ],
-    ids=["parent", "root", "backslash", "two", "bomb", "many"],
-)
-def test_hostile_archives_are_refused(bundle: Path, others: dict[str, bytes], message: str) -> None:
-    before = set(bundle.parent.rglob("*"))
-    file = pack(bundle, bundle.with_suffix(".zip"), others)
-    refused(file, message)
-    assert set(bundle.parent.rglob("*")) == before | {file}
-
-
-def test_archive_of_a_compression_without_bounds_is_refused(bundle: Path) -> None:
-    file = bundle.with_suffix(".zip")
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
-        for path in sorted(bundle.rglob("*.*")):
-            archive.write(path, path.relative_to(bundle))
-    refused(file, "neither stored nor deflated")
-
-
-def test_a_full_disk_is_not_taken_for_a_damaged_archive(bundle: Path, tmp_path: Path) -> None:
-    file = pack(bundle, bundle.with_suffix(".zip"), {})
-    with limited_files(1000), pytest.raises(OSError, match="File too large"):
-        import_monai(file, tmp_path / "model", given=[RADIUS_MM])
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"no archive"])
-def test_file_that_is_no_bundle_is_refused(bundle: Path, content: bytes) -> None:
-    file = bundle.with_suffix(".zip")
-    file.write_bytes(content)
-    refused(file, "expected a folder, or a ZIP archive")
 
 
 @pytest.mark.parametrize(
