@@ -46,7 +46,7 @@ from app.training.fit.suggest import (
     suggest_recipe,
     suggest_refine_recipe,
 )
-from app.training.fit.warm_start import hash_weights, load_weights
+from app.training.fit.warm_start import load_weights
 from app.training.options import Options
 from app.training.recipe import Recipe
 from app.training.record import Record, missing_of, read_record, refuse_finished, seen_by
@@ -59,7 +59,7 @@ def train_network(options: Options, console: Console, only_check: bool = False) 
         StartupError: The data are wrong, or the folder holds a checkpoint of another training, or a
             finished model.
         BadParameter: The options do not fit each other, the data or the first network.
-        ModelRefused: The first network's folder breaks the contract.
+        ModelRefused: The folder of the first network, or of the model to start from, is none.
     """
     if options.inner:
         read_manifest(options.folder)  # Before all data are read, which may take minutes.
@@ -262,7 +262,7 @@ def make_plan(
 
     Raises:
         BadParameter: The window of voxel values shows nothing of some scan.
-        ModelRefused: The model could not be written.
+        ModelRefused: The model could not be written, or that to start from is none.
     """
     recipe, choices = suggested
     check_window(recipe.intensity, [*chosen.train, *chosen.held_out])
@@ -278,7 +278,7 @@ def make_plan(
         seen_before=tuple(sorted(seen_by(before))),
         digests=content_digests(chosen.train),
         voxels=tuple(sorted(voxels.union(before.get("voxels", ())))),
-        start=hash_weights(options.start) if options.start else None,
+        start=read_manifest(options.start).network.sha256 if options.start else None,
     )
     return Plan(options, chosen, tuple(choices), mean, record)
 

@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from app.errors import BadParameter, ModelRefused
 from app.geometry import Points, transform
 from app.model import load_shape, read_manifest
 from app.shapes import MIN_COMMON, MIN_LANDMARKS, Similarity, fit_similarity
@@ -42,13 +41,10 @@ def rotate_like(mean: Points, names: Sequence[str], start: Path) -> Points:
         start: Folder of the network; for one without such a pose, nothing is rotated.
 
     Raises:
-        BadParameter: There is no such model.
+        ModelRefused: There is no such model.
     """
-    try:
-        manifest = read_manifest(start)
-        shape = load_shape(start, manifest)
-    except ModelRefused as error:
-        raise BadParameter(f"--start: expected a model, got: {error}") from None
+    manifest = read_manifest(start)
+    shape = load_shape(start, manifest)
     if shape is None or manifest.input.tile_shape == "whole":
         return mean
     known = (landmark.name for landmark in manifest.landmarks)

@@ -6,13 +6,18 @@ others.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from app.errors import BadParameter, ModelRefused
+from app.errors import BadParameter
 from app.model import Manifest, find_last_convolution, load_module, read_manifest
 from app.training.data.issues import LINE_NAMES, shorten
+
+CHANNELS: Final = {
+    "output": "votes", "activation": "sigmoid", "offset_order": "axis", "offset_unit": "voxel",
+}  # fmt: skip
+"""Keys of ``[network]`` that say what the channels of networks mean which are trained here."""
 
 
 def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
@@ -27,20 +32,17 @@ def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
         Which landmarks are taken over and which are not; empty if both have the same.
 
     Raises:
-        BadParameter: There is no such model, or its network or its landmarks do not fit.
+        BadParameter: Its network or its landmarks do not fit.
+        ModelRefused: There is no such model.
     """
-    try:
-        manifest = read_manifest(start)
-        other = load_module(start, manifest)
-    except ModelRefused as error:
-        raise BadParameter(f"--start: expected weights that fit, got: {error}") from None
+    manifest = read_manifest(start)
+    other = load_module(start, manifest)
     if type(other) is not type(network):
         expected, got = type(network).__name__, type(other).__name__
         raise BadParameter(f"--start: expected weights that fit, of a {expected}, got a {got}")
-    if manifest.network.output != "votes":
-        raise BadParameter(
-            f"--start: expected a network that answers votes, got {manifest.network.output}"
-        )
+    for key, expected in CHANNELS.items():
+        if (found := getattr(manifest.network, key)) != expected:
+            raise BadParameter(f"--start: expected a network of {key} {expected}, got {found}")
     known = [landmark.name for landmark in manifest.landmarks]
     common = [name for name in names if name in known]
     if not common:
@@ -64,22 +66,10 @@ def load_weights(network: nn.Module, names: Sequence[str], start: Path) -> str:
     return f"--start {start}: {'; '.join(parts)}" if new or unused else ""
 
 
-def hash_weights(start: Path) -> str:
-    """Return the SHA-256 of a model's weights, hex, as its manifest has it.
-
-    Raises:
-        BadParameter: There is no such model.
-    """
-    try:
-        return read_manifest(start).network.sha256
-    except ModelRefused as error:
-        raise BadParameter(f"--start: expected a model, got: {error}") from None
-
-
 def _rearrange_head(
     network: nn.Module, other: nn.Module, manifest: Manifest, rows: tuple[list[int], list[int]]
 ) -> None:
-    """Bring the last layer of the other network into the layout of the new one.
+    """Bring the rows of the other network's last layer into the order of the new one's.
 
     Rows of landmarks that only the new network has are its own, fresh ones.
     """
@@ -96,34 +86,7 @@ def _rearrange_head(
         if new is None or old is None:
             continue  # If only one has a bias, load_state_dict will say so.
         arranged = new.detach().clone().unflatten(0, (4, -1))
-        old = by_landmark(old.detach(), manifest)
+        old = old.detach().unflatten(0, (4, -1))
         if arranged.shape[2:] == old.shape[2:]:
             arranged[:, rows[0]] = old[:, rows[1]]
         setattr(other_head, name, nn.Parameter(arranged.flatten(0, 1)))
-
-
-def by_landmark(rows: Tensor, manifest: Manifest) -> Tensor:
-    """Convert a model's output channels to the layout of networks that are trained here.
-
-    These have scores for a sigmoid, and offsets in voxels, by axis. All operations are linear, so
-    this applies to the last layer's weights as well as to the output.
-
-    Args:
-        rows: Channels first; the other dimensions are kept.
-        manifest: The meaning of the channels.
-
-    Returns:
-        Scores and offsets along i, j, k of each landmark, (4, landmarks, ...).
-    """
-    scores, offsets = rows.split(manifest.channels)
-    if manifest.network.activation == "softmax":
-        # The sigmoid of the difference is the softmax of a landmark against the background.
-        scores = scores[1:] - scores[:1]
-    if manifest.network.offset_order == "axis":
-        offsets = offsets.unflatten(0, (3, -1))
-    else:
-        offsets = offsets.unflatten(0, (-1, 3)).transpose(0, 1)
-    if manifest.network.offset_unit == "mm":
-        spacing = torch.tensor(manifest.input.spacing_mm, dtype=rows.dtype)
-        offsets = offsets / spacing.view(3, *[1] * rows.ndim)
-    return torch.cat([scores[None], offsets])

@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file
 from scipy.spatial.transform import Rotation
 
-from app.errors import BadParameter
+from app.errors import ModelRefused
 from app.io import read_volume
 from app.model import read_manifest
 from app.preprocessing import Pose, index_grid, make_grid, make_posed_grid
@@ -118,7 +118,7 @@ def test_only_a_network_of_one_pose_rotates_a_mean_shape(folder: Path) -> None:
     )
     assert rotate_like(other, BLOBS, folder) is other
     assert rotate_like(other, [f"another {name}" for name in BLOBS], folder / "refine") is other
-    with pytest.raises(BadParameter, match="--start: expected a model, got: "):
+    with pytest.raises(ModelRefused, match=r"nothing: model\.toml: expected a file"):
         rotate_like(other, BLOBS, folder / "nothing")
 
 
