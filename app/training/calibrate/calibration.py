@@ -34,7 +34,6 @@ from app.training.calibrate.regions import (
     detected_errors,
     in_units_of_growth,
     leave_one_out,
-    proven_coverage,
     region_margin,
     usual_uncertainty,
 )
@@ -249,26 +248,17 @@ def describe_coverage(
     coverage = min(region.coverage for region in regions.values())
     subjects = {subject_as_known(scan, folds) for scan in scans}
     specimens, whose = len(subjects), "scan" if len(subjects) == len(scans) else "subject"
-    alike = whose == "subject" or any(region.of != "landmark" for region in regions.values())
-    if folds is None:
-        if not alike:
-            return f"a further error stays within with {100 * coverage:.1f} %"
+    if folds is not None:
         return (
-            f"about {100 * coverage:.1f} % of further errors are expected within, over scans; "
-            f"errors of one {whose} are alike, and these are of {specimens}"
+            f"a further error is expected within with about {100 * coverage:.1f} %, as these are "
+            f"errors of {len(folds.members)} models on {specimens} {whose}s that they were not "
+            "trained on (cross-conformal)"
         )
-    count = len(folds.members)
-    expected = (
-        f"a further error is expected within with about {100 * coverage:.1f} %, as these are "
-        f"errors of {count} models on {specimens} {whose}s that they were not trained on "
-        "(cross-conformal)"
-    )
-    if alike:
-        return expected  # What is proven is so of one error of each specimen.
-    proven = proven_coverage(specimens, count)
+    if whose == "scan" and all(region.of == "landmark" for region in regions.values()):
+        return f"a further error stays within with {100 * coverage:.1f} %"
     return (
-        f"{expected}; at least {100 * proven:.0f} % is proven for regions around the "
-        "answers of these models, and for those of another one only as far as it answers as they do"
+        f"about {100 * coverage:.1f} % of further errors are expected within, over scans; "
+        f"errors of one {whose} are alike, and these are of {specimens}"
     )
 
 

@@ -13,13 +13,9 @@ and treats errors of one scan as if they were independent.
 
 Errors of cross-validation come from K models, each on scans that it was not trained on. A radius
 from them is cross-conformal (Vovk: Cross-conformal predictors, Annals of Mathematics and Artificial
-Intelligence 74, 2015): in practice about 95 % of further errors stay within. The proven coverage is
-lower, and is that of regions around the answers of those K models: with n specimens at least
-1 - 2 alpha - min(2 (1 - 1/K) / (n/K + 1), (1 - K/n) / (K + 1)), alpha being 5 %, so 90 % where K is
-n (Barber, Candes, Ramdas, Tibshirani: Predictive inference with the jackknife+, Annals of
-Statistics 49, 2021, theorem 4). The regions here lie around the answers of one model that was
-trained alike on all specimens; for these it is proven only as far as that model answers as the
-others do. As it was trained on more, its errors are likely to be smaller.
+Intelligence 74, 2015): in practice about 95 % of further errors stay within. Nothing is proven of
+regions around the answers of one model that was trained alike on all specimens. As it was trained
+on more, its errors are likely to be smaller.
 """
 
 import math
@@ -194,13 +190,6 @@ def region_margin(outcomes: Sequence[Outcome], radius_mm: float) -> float:
     inside = [one.inside_mm for one in outcomes if has_error(one)]
     margin = max(0.0, float(np.percentile(inside, MARGIN_PERCENTILE)))
     return min(margin, radius_mm) if math.isfinite(radius_mm) else 0.0
-
-
-def proven_coverage(specimens: int, folds: int) -> float:
-    """Return the proven coverage of regions around the answers of all folds' models; see above."""
-    size = specimens / folds
-    loss = min(2 * (1 - 1 / folds) / (size + 1), (1 - 1 / size) / (folds + 1))
-    return 1 - 2 * (1 - COVERAGE) - loss
 
 
 def leave_one_out(

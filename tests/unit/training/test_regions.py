@@ -16,7 +16,6 @@ from app.training.calibrate.regions import (
     detected_errors,
     in_units_of_growth,
     leave_one_out,
-    proven_coverage,
     region_margin,
     share_within,
     usual_uncertainty,
@@ -223,10 +222,3 @@ def test_no_scan_of_a_subject_that_only_folds_know_judges_another_one_of_it() ->
     folds = Folds(1, (), {"a-1": "a", "a-2": "a", "b": "b"}, {})
     shares = leave_one_out(errors, specs(*map(str, range(20))), folds)
     assert shares == {"a-1": 0.25, "a-2": 0.25, "b": 1.0}
-
-
-def test_proven_coverage_of_folds_is_below_the_empirical_one() -> None:
-    """Barber et al. 2021, theorem 4: 90 % if every specimen is a fold of its own."""
-    assert proven_coverage(24, 24) == pytest.approx(0.9)
-    assert proven_coverage(24, 5) == pytest.approx(0.9 - (1 - 5 / 24) / 6)
-    assert proven_coverage(1000, 2) == pytest.approx(0.9 - 1 / 501)
