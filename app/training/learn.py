@@ -295,7 +295,6 @@ def _common(manifest: Manifest, record: Mapping[str, Any]) -> dict[str, Any]:
         "mirror": record.get("mirror", False),
         "missing": recipe.get("missing", "unknown"),
         "cuts": recipe.get("cuts", 0.0),
-        "cut_margin": recipe.get("cut_margin", 0.0),
         # Those of an older release may have others, too.
         "augmentation": {
             one.name: random[one.name] for one in fields(Augmentation) if one.name in random

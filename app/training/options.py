@@ -67,7 +67,6 @@ class Options:
     missing: Missing = "unknown"
     intensity: IntensitySpec | None = None
     cuts: float = 0.0
-    cut_margin: float = 0.0
     folds: int | None = None
     fold: int | None = None
     subject: str | None = None

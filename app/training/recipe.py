@@ -76,8 +76,6 @@ class Recipe:
         augmentation: Bounds of the random poses.
         threshold: Lowest probability of a vote.
         cuts: Share of the steps whose scans are truncated (see ``app.training.fit.truncation``).
-        cut_margin: Up to where half of these end beyond their landmarks, as a share of the
-            landmarks' extent; 0: all end among them.
     """
 
     spacing_mm: float
@@ -96,7 +94,6 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     threshold: float = 0.3
     cuts: float = 0.0
-    cut_margin: float = 0.0
 
     @property
     def divisor(self) -> int:

@@ -40,9 +40,9 @@ def _number(text: str, least: float, most: float | None = None, **named: Any) ->
     return typer.Option(callback=finite, min=least, max=most, help=text, **named)
 
 
-def _share(text: str, **named: Any) -> Any:  # noqa: ANN401 - as typer's own
+def _share(text: str) -> Any:  # noqa: ANN401 - as typer's own
     """Make an option of a share of the images, say: from 0 to 1."""
-    return _number(text, 0, 1, **named)
+    return _number(text, 0, 1)
 
 
 def _held_out(default: str) -> Any:  # noqa: ANN401 - as typer's own
@@ -112,14 +112,6 @@ Mirror = Annotated[bool, typer.Option("--mirror", help="Train on mirror images a
 Cuts = Annotated[
     float,
     _share("Share of the steps whose scans are truncated among the landmarks, like half scans."),
-]
-CutMargin = Annotated[
-    float,
-    _share(
-        "Let half of the truncated scans end beyond the landmarks instead, by up to this "
-        "share of the landmarks' extent, for scans that end soon after them.",
-        metavar="SHARE",
-    ),
 ]
 Scale = Annotated[
     float | None,
@@ -234,7 +226,6 @@ def train(
     intensity: Intensity = None,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
-    cut_margin: CutMargin = 0.0,
     start: Start = None,
     folds: FoldCount = None,
     fold: Fold = None,
@@ -253,7 +244,7 @@ def train(
         folds=folds, fold=fold, subject=subject, spacing_mm=spacing, radius_mm=radius, cuts=cuts,
         tile=options.read_tile(tile), filters=options.read_filters(filters), start=start,
         intensity=options.read_intensity(intensity), steps=steps, batch=batch, rate=rate, seed=seed,
-        precision=precision, mirror=mirror, cut_margin=cut_margin, augmentation=_given(
+        precision=precision, mirror=mirror, augmentation=_given(
             rotation_deg=rotation, scale=scale, elastic_mm=elastic, contrast=contrast,
             degrade=degrade, reflect=reflect, field=field,
         ),
@@ -280,7 +271,6 @@ def refine(
     degrade: Degrade = 0.0,
     mirror: Mirror = False,
     cuts: Cuts = 0.0,
-    cut_margin: CutMargin = 0.0,
     start: Start = None,
     folds: SameFolds = None,
     fold: Fold = None,
@@ -301,8 +291,7 @@ def refine(
         spacing_mm=spacing, radius_mm=radius, tile=None,
         filters=options.read_filters(filters),
         steps=steps, batch=batch, rate=rate, seed=seed, precision=precision,
-        mirror=mirror, cuts=cuts, cut_margin=cut_margin, start=start,
-        inner=REFINE,
+        mirror=mirror, cuts=cuts, start=start, inner=REFINE,
         augmentation=_given(
             scale=scale, elastic_mm=elastic, contrast=contrast, degrade=degrade
         ),

@@ -218,7 +218,7 @@ def truncate_batch(
     """
     whole = recipe.sees == "whole"
     normal = draw_axis(samples, rng) if whole else draw_normal(rng)
-    truncated = [truncate(sample, normal, rng, recipe.cut_margin) for sample in samples]
+    truncated = [truncate(sample, normal, rng) for sample in samples]
     return trim(truncated, recipe.divisor) if whole else truncated
 
 

@@ -222,7 +222,6 @@ def _base_recipe(options: Options, spacing_mm: float) -> Recipe:
         missing=options.missing,
         intensity=options.intensity or PERCENTILES,
         cuts=options.cuts,
-        cut_margin=options.cut_margin,
     )
 
 

@@ -1,4 +1,4 @@
-"""Sample -> the same sample of a scan that ends among the landmarks or near them, as some scans do.
+"""Sample -> the same sample of a scan that ends among the landmarks, as some scans do.
 
 Scans end at planes. A network that sees whole grids gets a smaller grid that ends at the plane, and
 voxel values normalised by what is left. A network that sees a fixed frame gets 0 beyond the plane.
@@ -20,9 +20,6 @@ from app.training.fit.augment import Sample
 
 KEPT_SHARE: Final = (0.35, 0.8)
 """Bounds of the share of the landmarks that is kept: with fewer, hardly a pose can be seen."""
-
-BEYOND_SHARE: Final = 0.5
-"""Of the planes that lie beyond all landmarks, if any may."""
 
 LOG_BRIGHTNESS: Final = (-0.2, 0.35)
 """Bounds of the logarithm of a truncated scan's values over the whole one's. The percentiles that
@@ -50,13 +47,10 @@ def draw_normal(rng: np.random.Generator) -> Normal:
     return np.asarray(normal / np.linalg.norm(normal))
 
 
-def truncate(
-    sample: Sample, normal: Normal, rng: np.random.Generator, margin: float = 0.0
-) -> Sample:
-    """Truncate a sample at a plane, of a normal in the image's axes; either side may be kept.
+def truncate(sample: Sample, normal: Normal, rng: np.random.Generator) -> Sample:
+    """Truncate a sample at a plane among its landmarks; either side may be kept.
 
-    It lies among the landmarks, or beyond all of them by up to ``margin`` of their extent along the
-    normal.
+    The normal of the plane is in the image's axes.
 
     Returns:
         The sample, 0 and not visible beyond the plane; unchanged if it has no landmark.
@@ -65,10 +59,7 @@ def truncate(
     if not len(along):
         return sample
     side = 1.0 if rng.random() < 0.5 else -1.0
-    if margin > 0.0 and rng.random() < BEYOND_SHARE:
-        end = float((side * along).max() + rng.uniform(0.0, margin) * np.ptp(along))
-    else:
-        end = float(np.quantile(side * along, rng.uniform(*KEPT_SHARE)))
+    end = float(np.quantile(side * along, rng.uniform(*KEPT_SHARE)))
     brightness = float(np.exp(rng.uniform(*LOG_BRIGHTNESS)))
     visible = sample.visible & (_along(sample.visible.shape, side * normal) <= end)
     image = (sample.image * brightness).clamp_max(1.0) * visible

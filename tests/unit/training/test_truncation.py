@@ -52,23 +52,6 @@ def test_truncation_keeps_some_of_the_landmarks_and_nothing_beyond_the_plane(
     assert sides == {True, False}
 
 
-def test_half_of_the_planes_lie_up_to_a_margin_beyond_the_landmarks_where_asked() -> None:
-    random, margin = np.random.default_rng(6), 0.2
-    normal = np.array([0.0, 0.0, 1.0])
-    beyond = []
-    for seed in range(60):
-        sample = make_sample(seed)
-        sample.points[:, 2] = 14 + 0.4 * sample.points[:, 2]  # Far from the image's borders.
-        known = sample.points[seen(sample), 2]
-        shown = np.flatnonzero(truncate(sample, normal, random, margin).visible.numpy().any((0, 1)))
-        below, above = known.min() - shown[0], shown[-1] - known.max()
-        side = above if shown[0] == 0 else below
-        assert side <= margin * np.ptp(known)
-        beyond.append(side)
-    assert 15 < sum(distance > -1 for distance in beyond) < 45
-    assert max(beyond) > 0.8 * margin * np.ptp(known)
-
-
 def test_what_is_left_keeps_its_values_up_to_their_brightness() -> None:
     sample = make_sample(1)
     cut = truncate(sample, np.array([0.0, 1.0, 0.0]), np.random.default_rng(3))
