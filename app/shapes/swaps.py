@@ -127,9 +127,7 @@ def _likely_swaps(labelling: Labelling, shape: RobustShape) -> list[tuple[int, i
 
 def _swap_sides(labelling: Labelling, shape: RobustShape) -> Labelling | None:
     """Swap the names of all left and right landmarks; None unless that explains the residuals."""
-    if len(labelling.misplaced(shape.limit_mm)) < 4:
-        return None
-    if shape.partners is None:
+    if len(labelling.misplaced(shape.limit_mm)) < 4 or shape.partners is None:
         return None
     swapped = _relabel(labelling, shape.partners, shape)
     before, after = labelling.cost(shape.limit_mm), swapped.cost(shape.limit_mm)
