@@ -9,7 +9,6 @@ import gzip
 import io
 import os
 import re
-import struct
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Final, NamedTuple, cast
 
 import nibabel
 import numpy as np
+from nibabel.nifti1 import Nifti1Header
+from nibabel.nifti2 import Nifti2Header
 from nibabel.spatialimages import SpatialImage
 
 from app.errors import NotAVolume
@@ -32,23 +33,6 @@ NRRD_FIELD: Final = re.compile(
     rf"^{DETACHED.pattern}(.*)\n?".encode(), re.MULTILINE | re.IGNORECASE
 )
 BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
-
-EXTENSIONS: Final = bytes(4)
-"""Says that none follow a NIfTI header."""
-
-
-class _Layout(NamedTuple):
-    """Where the header of a NIfTI pair says what it is, and at which byte its voxels begin."""
-
-    size: int
-    magic: bytes
-    magic_at: int
-    offset_at: int
-    offset_type: str
-
-
-LAYOUTS: Final = (_Layout(348, b"ni1\0", 344, 108, "f"), _Layout(540, b"ni2\0", 4, 168, "q"))
-"""Of nifti1.h and nifti2.h."""
 
 
 class _Pair(NamedTuple):
@@ -183,22 +167,26 @@ def _pair_of_nifti(path: Path) -> _Pair | None:
     """Make the header of a pair that of a single file; see nifti1.h on ``magic``."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            head = bytearray(file.read(LAYOUTS[-1].size))
+            head = file.read(Nifti2Header.sizeof_hdr)
         except (EOFError, gzip.BadGzipFile, zlib.error):
             return None
-    found = (one for one in LAYOUTS if head[one.magic_at :].startswith(one.magic))
-    layout = next(found, None)
-    if layout is None:
+    start = _start_of_single(head, Nifti1Header) or _start_of_single(head, Nifti2Header)
+    if start is None:
         return None
-    del head[layout.size :]
-    order = "<" if head.startswith(struct.pack("<i", layout.size)) else ">"
-    (offset,) = struct.unpack_from(order + layout.offset_type, head, layout.offset_at)
-    offset += layout.size + len(EXTENSIONS)
-    struct.pack_into(order + layout.offset_type, head, layout.offset_at, offset)
-    head[layout.magic_at + 1] = ord("+")
-    start = bytes(head) + EXTENSIONS
     stem = path.name.removesuffix(".gz").removesuffix(".hdr")
     if path.with_name(f"{stem}.img").is_file() or not path.with_name(f"{stem}.img.gz").is_file():
         return _Pair(start, f"{stem}.img")
     # Files of gzip, one behind the other, are one.
     return _Pair(gzip.compress(start), f"{stem}.img.gz")
+
+
+def _start_of_single(head: bytes, kind: type[Nifti1Header]) -> bytes | None:
+    """Write the header of a pair as that of a single file; None if it is none of that kind."""
+    if len(head) < kind.sizeof_hdr:
+        return None
+    fields = kind(head[: kind.sizeof_hdr], check=False)
+    if fields["magic"] != kind.pair_magic:
+        return None
+    fields["magic"] = kind.single_magic
+    fields["vox_offset"] += kind.single_vox_offset
+    return bytes(fields.binaryblock.ljust(kind.single_vox_offset, b"\0"))

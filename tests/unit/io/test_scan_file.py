@@ -115,6 +115,7 @@ def test_other_files_are_read_as_they_are(tmp_path: Path) -> None:
         "whole.hdr": nifti(),
         "broken.hdr.gz": b"\x1f\x8b\x08\0 no gzip",
         "cut.hdr.gz": gzip.compress(nifti())[:100],
+        "cut.hdr": b"\x1c\2\0\0ni2\0",
         "empty.hdr": b"",
         "empty.mhd": b"",
         "scan.nii": nifti(),
