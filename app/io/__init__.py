@@ -23,6 +23,7 @@ from app.io.cases import (
     read_truth,
     write_case,
     write_nifti,
+    write_nifti_start,
 )
 from app.io.dicom import (
     SEARCH_BYTES,
@@ -116,5 +117,5 @@ __all__ = [
     "is_own_report", "landmark_stem", "list_shown", "load_report_writer", "markups_json",
     "name_in_utf8", "negotiate_format", "open_file", "pack_scan", "read_case", "read_file",
     "read_landmarks", "read_placed", "read_truth", "read_volume", "scan_stem", "write_answer",
-    "write_case", "write_gzip", "write_nifti",
+    "write_case", "write_gzip", "write_nifti", "write_nifti_start",
 ]  # fmt: skip

@@ -42,19 +42,24 @@ def write_nifti(voxels: np.ndarray, affine: Affine) -> bytes:
     return b"".join(_nifti_pieces(voxels, affine))
 
 
+def write_nifti_start(shape: tuple[int, ...], affine: Affine, dtype: np.dtype[Any]) -> bytes:
+    """Write what comes before the voxels of a NIfTI-1 file; the affine is in mm, RAS."""
+    # nibabel gets no voxels, all of which it would copy, without an end before.
+    nothing = np.broadcast_to(np.zeros((), dtype), shape)
+    header = nib.Nifti1Image(nothing, affine, dtype=dtype).header
+    header.set_xyzt_units("mm")
+    header.set_slope_inter(1, 0)
+    header.set_data_offset(header.single_vox_offset)
+    return bytes(header.binaryblock.ljust(header.single_vox_offset, b"\0"))
+
+
 def _nifti_pieces(
     voxels: np.ndarray, affine: Affine, dtype: type[np.generic] | None = None
 ) -> Iterator[bytes]:
     """Write a NIfTI-1 file as its header, then voxels of a type, or of one that NIfTI has."""
     own = voxels.dtype.newbyteorder("=")  # A float16 of the other order is another key.
     kind = np.dtype(dtype or WIDENED.get(own) or own)
-    # nibabel gets no voxels, all of which it would copy, without an end before.
-    nothing = np.broadcast_to(np.zeros((), kind), voxels.shape)
-    header = nib.Nifti1Image(nothing, affine, dtype=kind).header
-    header.set_xyzt_units("mm")
-    header.set_slope_inter(1, 0)
-    header.set_data_offset(header.single_vox_offset)
-    yield header.binaryblock.ljust(header.single_vox_offset, b"\0")
+    yield write_nifti_start(voxels.shape, affine, kind)
     values = voxels.reshape(-1, order="F")
     for first in range(0, values.size, PIECE_VOXELS):
         yield values[first : first + PIECE_VOXELS].astype(kind, copy=False).tobytes()

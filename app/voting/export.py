@@ -9,11 +9,10 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float
-from nibabel import nifti1
 from torch import Tensor
 
-from app.geometry import Affine, spacing_of
-from app.io import Format, write_gzip
+from app.geometry import Affine
+from app.io import Format, write_gzip, write_nifti_start
 from app.voting.heatmaps import aggregate
 from app.voting.readout import Readout
 from app.voting.votes import Rows, Votes
@@ -29,9 +28,6 @@ ROWS_AT_ONCE: Final = 1 << 11
 
 HEATMAP_BYTES: Final = 128 << 20
 """Heatmaps in memory at once, but one at least."""
-
-ALIGNED: Final = 2
-"""NIfTI's code of an affine that maps to the space of some scan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +104,8 @@ def write_volumes(
     """
     # In NIfTI i runs fastest.
     voxels = (part.permute(2, 1, 0).contiguous().numpy().data for part in parts)
-    return write_gzip(chain([_nifti_header(shape, affine)], voxels))
-
-
-def _nifti_header(shape: tuple[int, ...], affine: Affine) -> bytes:
-    header = nifti1.Nifti1Header(endianness="<")
-    header.set_data_shape(shape)
-    header.set_zooms((*spacing_of(affine), *[1.0] * (len(shape) - 3)))
-    header.set_sform(affine, ALIGNED)
-    header.set_xyzt_units("mm")
-    header["vox_offset"] = nifti1.Nifti1Header.single_vox_offset
-    content: bytes = header.binaryblock
-    return content + bytes(nifti1.Nifti1Header.single_vox_offset - len(content))
+    start = write_nifti_start(shape, affine, np.dtype(np.float32))
+    return write_gzip(chain([start], voxels))
 
 
 # In order of preference, after the formats of landmarks.
