@@ -131,7 +131,12 @@ def write_case(answer: LandmarksAnswer, case: CaseAnswer) -> bytes:
     A doubtful point that nobody has judged has no position there, as nothing should be learned
     from it.
     """
-    points = [one if _is_sure(one) else _unplaced(one) for one in answer.landmarks]
+    points = [
+        one
+        if one.decided_by == "person" or one.status == "detected"
+        else one.model_copy(update={"lps_mm": None})
+        for one in answer.landmarks
+    ]
     document = json.loads(write_mrk_json(answer.model_copy(update={"landmarks": points})))
     (markup,) = document["markups"]
     markup[OWN_KEY] = case.model_dump(mode="json")
@@ -217,11 +222,3 @@ def _unknown(landmark: LandmarkAnswer, **known: Any) -> LandmarkAnswer:
 
 def _is_nifti(content: Content) -> bool:
     return not is_dicom(content) and choose_reader(FileStream(content)) is read_nifti_header
-
-
-def _is_sure(landmark: LandmarkAnswer) -> bool:
-    return landmark.decided_by == "person" or landmark.status == "detected"
-
-
-def _unplaced(landmark: LandmarkAnswer) -> LandmarkAnswer:
-    return landmark.model_copy(update={"ijk": None, "ras_mm": None, "lps_mm": None})
