@@ -84,11 +84,10 @@ def files_of(path: Path) -> tuple[Path, ...]:
         with suppress(Exception):  # It is said when the scan is read.
             files = (Path(str(file.filename)) for file in _open(path).file_map.values())
             return (path, *(file for file in files if file.name != path.name))
-    voxels = None
     with suppress(OSError):
-        if pair := _find_pair(path):
-            voxels = pair.find_voxels(path)
-    return (path,) if voxels is None else (path, voxels)
+        if (pair := _find_pair(path)) and (voxels := pair.find_voxels(path)):
+            return path, voxels
+    return (path,)
 
 
 def _is_converted(path: Path) -> bool:
