@@ -97,30 +97,27 @@ async def _handle(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = BadParameter("; ".join(_explain(request, item) for item in error.errors()))
     elif isinstance(error, HTTPException):
-        headers = error.headers
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers = {"Allow": _allowed_methods(request)}
-        error = _http_error(request, error)
+        error, headers = _http_error(request, error)
     if not isinstance(error, LandmarkdError):
         raise error
     record.code = error.code
     return problem_response(error, record.request_id, headers)
 
 
-def _http_error(request: Request, error: HTTPException) -> LandmarkdError:
+def _http_error(
+    request: Request, error: HTTPException
+) -> tuple[LandmarkdError, Mapping[str, str] | None]:
     """Describe what FastAPI itself raises: no such path, wrong method, unreadable body."""
-    described = LandmarkdError(_http_detail(request, error))
+    detail, headers = error.detail, error.headers
+    if detail == HTTPStatus.NOT_FOUND.phrase:  # As the router says it, of any other path.
+        detail = "expected a path that is listed in /docs, with no slash at its end"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = _allowed_methods(request)
+        detail, headers = f"expected {allowed}; got {request.method}", {"Allow": allowed}
+    described = LandmarkdError(detail)
     described.status = error.status_code
     described.code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "-")
-    return described
-
-
-def _http_detail(request: Request, error: HTTPException) -> str:
-    if error.detail == HTTPStatus.NOT_FOUND.phrase:  # As the router says it, of any other path.
-        return "expected a path that is listed in /docs, with no slash at its end"
-    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return f"expected {_allowed_methods(request)}; got {request.method}"
-    return str(error.detail)
+    return described, headers
 
 
 def _allowed_methods(request: Request) -> str:
