@@ -139,12 +139,12 @@ async def require_admin_key(shared: SharedDep, key: AdminKeyDep) -> None:
     _check_key(key, (admin,), "the admin key")
 
 
-async def name_key(shared: SharedDep, key: KeyDep) -> str | None:
+def name_key(settings: Settings, key: HTTPAuthorizationCredentials | None) -> str | None:
     """Name the key of a call; of one without a name, the start of its hash; None without keys."""
-    if key is None or not shared.settings.api_keys:
+    if key is None or not settings.api_keys:
         return None
     digest = hash_key(key.credentials)
-    names = dict(zip(_hashes(shared.settings), shared.settings.api_keys, strict=True))
+    names = dict(zip(_hashes(settings), settings.api_keys, strict=True))
     name, _, _ = names.get(digest, "admin:").rpartition(":")
     return name or digest[:KEY_DIGITS]
 

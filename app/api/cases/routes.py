@@ -93,12 +93,11 @@ async def get_store(request: Request) -> CaseStore:
 StoreDep = Annotated[CaseStore, Depends(get_store)]
 
 
-async def get_keeper(
-    shared: SharedDep, key: KeyDep, name: Annotated[str | None, Depends(name_key)]
-) -> Keeper:
+async def get_keeper(shared: SharedDep, key: KeyDep) -> Keeper:
     """Return who keeps or deletes a case."""
-    admin = shared.settings.admin_key_hash
-    return Keeper(name, is_admin=key is not None and hash_key(key.credentials) == admin)
+    settings = shared.settings
+    is_admin = key is not None and hash_key(key.credentials) == settings.admin_key_hash
+    return Keeper(name_key(settings, key), is_admin=is_admin)
 
 
 KeeperDep = Annotated[Keeper, Depends(get_keeper)]
