@@ -148,13 +148,13 @@ class Reception:
         return await self._end(upload, block)
 
     async def finish(self, upload: OpenUpload) -> OpenUpload:
-        """Make a job of an upload that has arrived whole, unless it is one.
+        """Make a job of an upload if it has arrived whole and is none yet.
 
         Raises:
             RequestError: It is refused, and discarded.
             QueueFull, NotStored: As ``UploadStore.finish``; it may be tried again.
         """
-        if upload.accepted:
+        if upload.accepted or upload.offset < upload.length:
             return upload
         self._call.admitted.start_work()
         limit = self._call.engine.limits.inflated_bytes
@@ -279,10 +279,8 @@ async def list_uploads(reception: ReceptionDep) -> UploadsAnswer:
 async def get_upload(upload: str, reception: ReceptionDep) -> Response:
     """Tell in `Upload-Offset` where the next part begins; use HEAD."""
     async with reception.turns.take(upload):
-        found = await reception.look(upload)
-        if found.offset == found.length:
-            # The process may have ended after the last byte.
-            found = await reception.finish(found)
+        # The process may have ended after the last byte.
+        found = await reception.finish(await reception.look(upload))
     return Response(headers=_state(found) | {"Cache-Control": "no-store"})
 
 
@@ -312,9 +310,7 @@ async def append_to_upload(
     async with reception.turns.take(upload) as unwanted:
         found = await reception.look(upload)
         found.check_next(offset)
-        found = await reception.receive(found, unwanted)
-        if found.offset == found.length:
-            found = await reception.finish(found)
+        found = await reception.finish(await reception.receive(found, unwanted))
     return Response(status_code=204, headers=_state(found))
 
 
