@@ -77,7 +77,7 @@ async def get_model(name: str, shared: SharedDep) -> ModelInfo:
     responses=problems(401, 404, 409, 503),
 )
 async def reload_model(name: str, shared: SharedDep) -> ModelInfo:
-    """Read a model's folder again; if it is refused, the loaded model stays in use."""
+    """Read a model's folder again; if it is refused, the loaded one stays, if it is gone, none."""
     await shared.engine.reload(name)
     if shared.jobs is not None:
         shared.jobs.resume()

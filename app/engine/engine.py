@@ -177,7 +177,7 @@ class Engine:
         One folder is loaded at a time; those who ask for one that waits its turn share the load.
 
         Raises:
-            UnknownModel: There is no such folder.
+            UnknownModel: There is no such folder; a model that was loaded from it serves no more.
             ModelRefused: The folder breaks the contract; the model that was there stays.
             NotReady: No thread can start to load it; likewise.
         """

@@ -257,11 +257,13 @@ class Registry:
         """Load a folder, old or new; a model serves until its successor has passed its self-check.
 
         Raises:
-            UnknownModel: There is no such folder.
+            UnknownModel: There is no such folder; a model that was loaded from it serves no more.
             ModelRefused: The folder breaks the contract; the old model, if any, stays.
         """
         folders = {folder.name: folder for folder in scan_models(self._root)}
         if name not in folders:
+            if name in self.models and not (self._root / name).exists():
+                self.models = {key: one for key, one in self.models.items() if key != name}
             self._forget_refusal(name)
             known = ", ".join(folders) or "none"
             raise UnknownModel(f"expected a model folder, got {name!r}; found: {known}")

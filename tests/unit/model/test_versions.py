@@ -1,5 +1,6 @@
 """Several versions of a model are side by side, and a name means one of them."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -85,3 +86,21 @@ def test_folder_of_another_version_than_its_manifest_is_refused(tmp_path: Path) 
     folder = versioned(tmp_path, "1.9.0", 0.4).rename(tmp_path / "toy@2.0.0")
     with pytest.raises(ModelRefused, match=r"toy@2\.0\.0: name: expected the folder's name"):
         load_checked(folder, torch.device("cpu"))
+
+
+def test_version_whose_folder_is_gone_serves_until_its_reload_is_asked_for(tmp_path: Path) -> None:
+    versioned(tmp_path, "1.0", 0.25)
+    new = versioned(tmp_path, "1.1", 0.25)
+    registry = Registry(tmp_path, partial(load_checked, device=torch.device("cpu")))
+    registry.load_all()
+    loaded = registry.get("toy")
+    (new / "model.toml").unlink()
+    with pytest.raises(UnknownModel):
+        registry.reload(new.name)
+    assert registry.get("toy") is loaded, "expected a folder that is being changed to serve on"
+    shutil.rmtree(new)
+    assert registry.get("toy") is loaded
+    with pytest.raises(UnknownModel, match=r"found: toy@1\.0$"):
+        registry.reload(new.name)
+    assert registry.get("toy").manifest.version == "1.0"
+    assert list(registry.models) == ["toy@1.0"]
