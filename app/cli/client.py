@@ -79,7 +79,7 @@ class Client:
         timeout_s: Time to wait for an answer.
 
     Raises:
-        Unreachable: The address is none.
+        Unreachable: The address is none, or certificates to trust cannot be read.
         Unauthorized: The key is not one line of text.
     """
 
@@ -92,6 +92,10 @@ class Client:
         )
         try:
             self._connections = {os.getpid(): self._connect()}
+        except OSError as error:
+            raise Unreachable(
+                f"expected certificates in SSL_CERT_FILE and SSL_CERT_DIR, got: {error}"
+            ) from error
         except (httpx.InvalidURL, ImportError, ValueError) as error:
             # Proxies raise all of them: one of SOCKS the second, where the package for it lacks.
             raise Unreachable(
@@ -313,6 +317,8 @@ class Client:
             # Such as a certificate that is not trusted, a refused connection, the time, or a name
             # of a host that cannot be one.
             why = str(error) or type(error).__name__
+            if "certificate verify failed" in why:
+                why += "; SSL_CERT_FILE names the file of the authorities to trust"
             raise Unreachable(
                 f"expected a service at {self._address}, got no answer: {why}"
             ) from error
