@@ -171,8 +171,8 @@ def test_networks_of_every_kind_can_be_brought(folder: Path) -> None:
     with warnings.catch_warnings():
         # torch 2.13 exports by what it has itself deprecated.
         warnings.simplefilter("ignore")
-        model = run_python(DOCS / "networks.md", folder / "networks")["folder"]
-    model = folder / "networks" / model
+        variables = run_python(DOCS / "networks.md", folder / "networks")
+    model = folder / "networks" / variables["folder"]
     start, *kinds = code_blocks(read(DOCS / "networks.md"), "toml")
     outputs = []
     for kind in kinds:
@@ -183,7 +183,11 @@ def test_networks_of_every_kind_can_be_brought(folder: Path) -> None:
         landmarks = detector.detect(volume).landmarks
         assert [landmark.name for landmark in landmarks] == ["left", "right"]
         outputs.append(detector.model.manifest.network.output)
-    assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps", "heatmaps"]
+    assert outputs == ["heatmaps", "votes", "coordinates", "heatmaps", "heatmaps", "coordinates"]
+    scores = torch.randn(1, 3, 9, 7, 8, generator=torch.Generator().manual_seed(0)) * 4
+    found = variables["Centroids"](torch.nn.Identity())(scores)[0]
+    for mask, row in zip(scores[0].softmax(0)[1:] >= 0.5, found, strict=True):
+        assert_allclose(row[:3], mask.nonzero().double().mean(0), atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "passes"), [("nnunet", 2), ("monai", 1)])
