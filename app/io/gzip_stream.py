@@ -224,7 +224,8 @@ class InflatedFile(io.RawIOBase):
 def write_gzip(pieces: Iterable[Buffer]) -> bytes:
     """Compress the pieces of a file, at the fastest level.
 
-    The time of writing is left out, so that the same pieces give the same bytes.
+    The time of writing is left out. The same pieces do not always give the same bytes: ISA-L may
+    find a repeat at another distance (github.com/intel/isa-l, issue 140).
     """
     file = io.BytesIO()
     stream: io.BufferedIOBase = igzip.IGzipFile("", "wb", COMPRESSION, file, mtime=0)
