@@ -180,6 +180,10 @@ OUTAGES: dict[str, tuple[dict[str, str], set[str]]] = {
         },
         {"LandmarkdJobsWaiting"},
     ),
+    "the first scans of jobs wait, and none of any job was ever settled": (
+        {"landmarkd_job_scans_queued": "0x30 2x150"},
+        {"LandmarkdJobsWaiting"},
+    ),
     "many scans of jobs wait for each other": (
         {
             "landmarkd_job_scans_queued": "60-0.2x180",
