@@ -165,6 +165,7 @@ def test_an_interval_has_a_width_where_lines_are_exactly_parallel(
     assert found.half_width == pytest.approx(INTERVAL95_SIGMAS * sigma, rel=1e-3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("aside", [0.0, 1.5])
 @pytest.mark.parametrize(
     "one",

@@ -71,6 +71,7 @@ def upload(
     return asyncio.run(read()), heads
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("kind", [SCAN, ARRAYS])
 @pytest.mark.parametrize("form", [False, True])
 def test_work_grows_no_faster_than_the_number_of_chunks(kind: UploadKind, form: bool) -> None:

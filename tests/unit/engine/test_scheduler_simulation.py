@@ -123,6 +123,7 @@ def bound() -> int:
     return MAX_REQUESTS * (1 + int((len(LANES) - 1) * (1 + size / cheapest)))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(6))
 def test_no_tile_is_lost_doubled_or_starved_in_a_long_run(seed: int) -> None:
     simulation = Simulation(seed)
@@ -145,6 +146,7 @@ def test_no_tile_is_lost_doubled_or_starved_in_a_long_run(seed: int) -> None:
     assert simulation.scheduler.next_batch(simulation.now) is None
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(4))
 def test_lanes_that_always_have_work_get_the_device_by_their_requests(seed: int) -> None:
     rng = random.Random(seed)

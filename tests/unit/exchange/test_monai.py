@@ -105,6 +105,7 @@ def test_landmarks_are_those_of_the_original(tmp_path: Path, file: str) -> None:
     assert (scores - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "inferer",
     [

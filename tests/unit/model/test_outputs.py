@@ -64,6 +64,7 @@ def test_threshold_of_a_heatmap_is_a_share_of_its_peak() -> None:
     assert votes.probability.tolist() == votes.weight.tolist() == [0.5, 2.0]
 
 
+@pytest.mark.no_cover
 def test_spatial_softmax_sums_to_one_over_the_scan() -> None:
     answer = 3 * torch.randn(3, *EDGES)
     manifest = manifest_of("heatmaps", activation="spatial_softmax", heatmap_peak=0.01)

@@ -60,6 +60,7 @@ def test_auto_takes_what_the_model_was_verified_in_and_the_device_computes(
     assert choose_precision(manifest, CPU, setting) == expected
 
 
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("setting", ["auto", "bfloat16"])
 def test_onnx_file_computes_in_what_it_says(tmp_path: Path, setting: PrecisionSetting) -> None:

@@ -45,6 +45,7 @@ log.close()
 """
 
 
+@pytest.mark.no_cover
 def test_what_libraries_say_of_the_files_they_read_is_not_logged() -> None:
     run = subprocess.run(
         [sys.executable, "-c", FILE_READERS_SAY], capture_output=True, check=True, text=True

@@ -114,6 +114,7 @@ def test_a_service_is_asked_for_a_linked_model_by_the_name_of_the_link(
     assert asked == ["http://127.0.0.1:1/v1/models/toy/reload"]
 
 
+@pytest.mark.no_cover
 def test_the_service_and_detection_run_without_the_extra(tmp_path: Path) -> None:
     script = f"""
 import sys

@@ -67,6 +67,7 @@ def share_found_better(losses: tuple[np.ndarray, np.ndarray], cases: int) -> flo
     return float(np.mean([one.is_better for one in found]))
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("cases", [5, 40])
 @pytest.mark.parametrize(
     ("passed_mm", "alike"),

@@ -52,6 +52,7 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
+@pytest.mark.no_cover
 def test_metrics_are_those_of_evaluate_on_each_fold_pooled(phantoms: Path, tmp_path: Path) -> None:
     model = phantoms / "mine"
     folds = read_folds(model)

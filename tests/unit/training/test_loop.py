@@ -178,6 +178,7 @@ def test_training_that_was_begun_with_another_stride_is_resumed_with_it(
     assert "all 1 steps are done" in run(data, folder)
 
 
+@pytest.mark.no_cover
 def test_checkpoint_of_another_training_is_refused_by_name(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     run(data, folder, "--steps", 1, "--validate", "two")

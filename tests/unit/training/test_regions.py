@@ -123,6 +123,7 @@ def test_intervals_of_all_measurements_share_a_factor() -> None:
     )  # of nine scans
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("by_shape", [True, False])
 def test_regions_that_grow_hold_for_subjects_that_are_unlike_others(*, by_shape: bool) -> None:
     """Of 300 specimens, ten unlike all others; constant regions hold under half of theirs."""

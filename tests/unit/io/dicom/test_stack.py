@@ -60,6 +60,7 @@ def test_rounded_positions_shift_no_image_by_more_than_they_are_rounded(
     assert_allclose(found, START_MM + step_mm * np.arange(count), rtol=0, atol=0.0501)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("decimals", [1, 6])
 @pytest.mark.parametrize("step_mm", STEPS_MM)
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 9, 40, 300])

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+@pytest.mark.no_cover
 @pytest.mark.skipif(sys.platform != "linux", reason="expected Triton's compiler for CUDA")
 @pytest.mark.parametrize("capability", [pytest.param("80", marks=pytest.mark.slow), "90"])
 def test_kernels_compile_to_loads_of_16_bytes_without_a_device(
