@@ -22,7 +22,7 @@ MODEL: Final = "mouse-skull"
 """Stand in the description of all calls for the service's address and one of its models."""
 
 DESCRIPTION: Final = f"""
-Send a 3D scan (NIfTI, NRRD, MetaImage, or a DICOM series in a ZIP archive), get anatomical
+Send a 3D scan (NIfTI, NRRD, MetaImage, MGH, or a DICOM series in a ZIP archive), get anatomical
 landmarks.
 
 ```sh

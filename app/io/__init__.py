@@ -5,6 +5,7 @@ header            what a file declares about its voxels, and the checks that all
 nifti_header      what a NIfTI file declares, checked
 nrrd_header       what an NRRD file declares, checked
 metaimage_header  what a MetaImage file declares, checked
+mgh_header        what a FreeSurfer file declares, checked
 dicom             DICOM files, alone or in a ZIP archive -> one series: header and voxels
 scan_archive      a ZIP archive of scans -> its scans, one by one
 scan_file         the path of a scan -> its bytes, as one file of a format that is read

@@ -59,6 +59,7 @@ class Header:
         warnings: What a careful reader should know, in sentences without patient data.
         interleaved: Whether the values of one voxel in all frames lie side by side; otherwise one
             frame lies behind the other.
+        footer_bytes: What the format may have behind the voxels, at most.
     """
 
     shape: tuple[int, int, int]
@@ -70,6 +71,7 @@ class Header:
     intercept: float = 0.0
     warnings: tuple[str, ...] = ()
     interleaved: bool = False
+    footer_bytes: int = 0
 
     @property
     def frames(self) -> int:

@@ -46,7 +46,6 @@ SIGNATURES: Final = (
     (0, b"\x89PNG", "a PNG image"),
     (0, b"\xff\xd8\xff", "a JPEG image"),
     (0, b"\x89HDF", "an HDF5 or MINC file"),
-    (0, b"\0\0\0\1", "a FreeSurfer MGH volume"),
     (0, b"version https://git-lfs", "a Git LFS pointer instead of the file"),
     (0, b"\x5c\x01\0\0", "an Analyze header, which does not say where its voxels lie"),
     (0, b"\0\0\x01\x5c", "an Analyze header, which does not say where its voxels lie"),
@@ -99,7 +98,7 @@ def _read_fields(stream: FileStream) -> Nifti1Header:
             raise BrokenVolume("expected the bytes as written, got line ends changed in transfer")
     elif head[344:348] != b"n+1\0":
         raise NotAVolume(
-            f"expected a NIfTI, NRRD, MetaImage or DICOM file, got {_describe_file(head)}"
+            f"expected a NIfTI, NRRD, MetaImage, MGH or DICOM file, got {_describe_file(head)}"
         )
     fields = _parse(head, kind)
     if int(fields["intent_code"]) in CIFTI_INTENTS:

@@ -25,8 +25,8 @@ from app.io.header import TEXT_BYTES
 from app.io.metaimage_header import DATA
 from app.io.nrrd_header import DETACHED
 
-CONVERTED: Final = (".mgh", ".mgz", ".mnc", ".HEAD", ".PAR")
-"""Suffixes of FreeSurfer, MINC, AFNI and Philips; MINC 2 takes the extra minc."""
+CONVERTED: Final = (".mnc", ".HEAD", ".PAR")
+"""Suffixes of MINC, AFNI and Philips; MINC 2 takes the extra minc."""
 
 METAIMAGE_FIELD: Final = re.compile(rf"^\s*{DATA}\s*=(.*)$".encode(), re.MULTILINE)
 NRRD_FIELD: Final = re.compile(

@@ -26,6 +26,7 @@ from app.io.dicom import Series, StoredFile, check_series, find_series, is_dicom
 from app.io.gzip_stream import CHUNK_BYTES, Content, FileStream
 from app.io.header import Header, by_axis
 from app.io.metaimage_header import METAIMAGE_MAGIC, read_metaimage_header
+from app.io.mgh_header import MGH_MAGIC, read_mgh_header
 from app.io.nifti_header import read_nifti_header
 from app.io.nrrd_header import NRRD_MAGIC, read_nrrd_header
 from app.settings import Settings
@@ -176,9 +177,11 @@ def check_header(
 
 def choose_reader(stream: FileStream) -> Callable[[FileStream], Header]:
     """Return what reads a header of the format that the first bytes of a file tell."""
-    start = stream.peek(max(map(len, (NRRD_MAGIC, *METAIMAGE_MAGIC))))
+    start = stream.peek(max(map(len, (NRRD_MAGIC, MGH_MAGIC, *METAIMAGE_MAGIC))))
     if start.startswith(NRRD_MAGIC):
         return read_nrrd_header
+    if start.startswith(MGH_MAGIC):
+        return read_mgh_header
     return read_metaimage_header if start.startswith(METAIMAGE_MAGIC) else read_nifti_header
 
 
@@ -280,13 +283,15 @@ def _read_frame(stream: FileStream, header: Header, frame: int) -> tuple[np.ndar
         stream.skip(frame * header.frame_bytes)
         stream.fill(stored.data)
     stream.skip(header.file_bytes - stream.position)
-    trailing = len(stream.read(MAX_TRAILING_BYTES + 1))
-    if trailing > MAX_TRAILING_BYTES:
+    most = header.footer_bytes or MAX_TRAILING_BYTES
+    trailing = len(stream.read(most + 1))
+    if trailing > most:
         raise BrokenVolume(
             f"expected {header.file_bytes:,} bytes, as the header declares, and at most "
-            f"{MAX_TRAILING_BYTES:,} of padding, got more"
+            f"{most:,} behind the voxels, got more"
         )
-    return stored, [f"{trailing:,} bytes after the voxels were ignored"] if trailing else []
+    ignored = trailing and not header.footer_bytes
+    return stored, [f"{trailing:,} bytes after the voxels were ignored"] if ignored else []
 
 
 def _pick_frame(stream: FileStream, header: Header, frame: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from tests.support.dicom_files import as_dicom, as_enhanced, zipped
 from tests.support.nifti_files import ByteOrder, nifti
-from tests.support.scan_files import as_metaimage, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nrrd
 from tests.support.vote_archives import npz
 
 INTEGERS: Final = (0, 1, -1, 2, 7, 127, 255, 4096, 32767, -32768, 65535, 1 << 31, (1 << 32) - 1)
@@ -63,6 +63,7 @@ def sound_scans() -> tuple[bytes, ...]:
         as_nrrd(voxels[..., 0], encoding="gzip"),
         as_metaimage(voxels[..., 0]),
         as_metaimage(voxels, zipped=True),
+        as_mgh(voxels, zipped=True),
         as_enhanced(voxels[..., 0]),
         zipped(as_dicom(voxels[..., 0]), ZIP_STORED),
         zipped(as_dicom(voxels[..., 0])),

@@ -21,7 +21,7 @@ from app.io.slicer import read_landmarks
 from app.io.volume import read_volume
 from tests.support.dicom_files import PATIENT, SERIES, as_dicom, zipped
 from tests.support.required import needs_reports
-from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nifti, as_nrrd
 from tests.support.services import RAW, running, toy_settings
 from tests.support.skulls import SKULLS, stored_in_all_orders
 from tests.support.structured_reports import read_report, references
@@ -185,6 +185,7 @@ def test_a_skull_has_the_same_landmarks_in_every_format(detector: Detector, skul
     for content in (
         as_nrrd(voxels, volume.affine, encoding="gzip"),
         as_metaimage(voxels, volume.affine, zipped=True),
+        as_mgh(voxels, volume.affine, zipped=True),
         zipped(as_dicom(voxels, volume.affine)[::-1]),
     ):
         found = points_of(detector.detect(read_volume(content)))

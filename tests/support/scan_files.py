@@ -1,5 +1,6 @@
 """One scan written in every format that is read, by writers that are independent of the readers."""
 
+import gzip
 import io
 import zlib
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import nibabel as nib
 import nrrd
 import numpy as np
+from nibabel.freesurfer.mghformat import header_dtype
 
 from app.geometry import LPS_FROM_RAS
 from tests.support.nifti_files import AFFINE, counting
@@ -108,3 +110,28 @@ def as_metaimage(
     text = "".join(f"{name} = {value}\n" for name, value in header.items())
     data = "" if "ElementDataFile" in fields else "ElementDataFile = LOCAL\n"
     return (text + data).encode() + stored
+
+
+def as_mgh(
+    array: np.ndarray | None = None,
+    affine: np.ndarray = AFFINE,
+    *,
+    zipped: bool = False,
+    behind: bytes = b"",
+    **fields: Any,
+) -> bytes:
+    """Write a FreeSurfer file, whose numbers are float32, with nibabel.
+
+    Args:
+        array: The voxels, (i j k), or (i j k frame); a small int16 volume if None.
+        affine: Voxel index -> mm, RAS.
+        zipped: Whether to compress it with gzip, as a .mgz file.
+        behind: What follows on the numbers behind the voxels, such as the history.
+        fields: Header fields to overwrite afterwards, whatever that breaks.
+    """
+    content = bytearray(nib.MGHImage(counting() if array is None else array, affine).to_bytes())
+    record = np.frombuffer(content, header_dtype, count=1)
+    for name, value in fields.items():
+        record[name][0] = value
+    whole = bytes(content) + behind
+    return gzip.compress(whole, 6) if zipped else whole

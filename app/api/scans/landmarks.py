@@ -86,7 +86,7 @@ class LandmarksQuery(JobQuery):
     openapi_extra=UPLOAD_BODY,
 )
 async def find_landmarks(call: CallDep, query: Annotated[LandmarksQuery, Query()]) -> Response:
-    """Upload a scan (NIfTI, NRRD, MetaImage, or DICOM in a ZIP archive) and get its landmarks.
+    """Upload a scan (NIfTI, NRRD, MetaImage, MGH, or DICOM in a ZIP archive) and get its landmarks.
 
     Whatever the request's headers or the file's header rule out is refused before the rest of the
     body is read. The work is cancelled when the client disconnects; with `Prefer: respond-async`

@@ -51,6 +51,7 @@ SCAN: Final = UploadKind(
         "application/nifti",
         "application/x-nrrd",
         "application/x-metaimage",
+        "application/x-mgh",
         "application/zip",
         "application/x-zip-compressed",
         "application/dicom",

@@ -26,7 +26,7 @@ FOLDER: Final[dict[str, Any]] = {"exists": True, "file_okay": False}
 
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", callback=spell_out)]
 Scans = Annotated[
-    Path, typer.Option(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .mhd, .zip.")
+    Path, typer.Option(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .mhd, .mgz, .zip.")
 ]
 Landmarks = Annotated[Path, typer.Option(help="Folder of landmark files of the same names.")]
 MissingIs = Annotated[

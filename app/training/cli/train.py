@@ -51,7 +51,8 @@ def _held_out(default: str) -> Any:  # noqa: ANN401 - as typer's own
 
 
 Scans = Annotated[
-    Path, typer.Argument(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .mhd, .zip.", **FOLDER)
+    Path,
+    typer.Argument(help="Folder of scans: .nii, .nii.gz, .nrrd, .mha, .mhd, .mgz, .zip.", **FOLDER),
 ]
 Landmarks = Annotated[
     Path,

@@ -48,7 +48,7 @@ REGIONS_ROLE = "landmarkd.regions"
 ANSWER = "landmarkd.answer"
 """Attribute of the points with the answer that they show; it is saved with the scene."""
 
-SCAN_SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha")
+SCAN_SUFFIXES = (".nii.gz", ".nii", ".nrrd", ".mha", ".mgz", ".mgh")
 POLL_MS = 50
 LENT_S = 0.02
 """Of these, what the thread of a request has for sure; the window stays fluent in the rest."""

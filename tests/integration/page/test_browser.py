@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
@@ -38,7 +40,7 @@ from tests.support.browser import (
     text_of,
 )
 from tests.support.dicom_files import as_dicom, zipped
-from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nifti, as_nrrd
 from tests.support.services import RAW, ServiceProcess
 
 WITHOUT_WEBGL = "HTMLCanvasElement.prototype.getContext = () => null"
@@ -283,13 +285,15 @@ def test_without_webgl_landmarks_are_listed(browser: Browser, page_service: Serv
         assert "marked absent by a person" in content
 
 
-@pytest.mark.parametrize("suffix", ["nrrd", "mha"])
+@pytest.mark.parametrize(
+    ("suffix", "write"),
+    [("nrrd", as_nrrd), ("mha", as_metaimage), ("mgz", partial(as_mgh, zipped=True))],
+)
 def test_formats_that_the_viewer_reads_are_shown_where_the_service_found_them(
-    browser: Browser, page_service: ServiceProcess, suffix: str
+    browser: Browser, page_service: ServiceProcess, suffix: str, write: Callable[..., bytes]
 ) -> None:
     volume = read_volume(SCAN)
     voxels = np.rint(volume.voxels).astype(np.int16)
-    write = as_nrrd if suffix == "nrrd" else as_metaimage
     with opened(browser, page_service.url) as page:
         drop(page, (f"scan.{suffix}", write(voxels, volume.affine)))
         page.wait_for_selector("#results", state="visible")

@@ -26,7 +26,7 @@ from tests.support.browser import (
 )
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.nifti_files import AFFINE, counting, nifti
-from tests.support.scan_files import as_metaimage, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nrrd
 from tests.support.services import ServiceProcess
 
 VOLUME = read_volume(SCAN)
@@ -91,6 +91,7 @@ READ = {
     "metaimage": as_metaimage(),
     "metaimage of no order": as_metaimage(BinaryDataByteOrderMSB=None),
     "zipped metaimage": as_metaimage(zipped=True),
+    "freesurfer with a history": as_mgh(behind=bytes(1000)),
     "nrrd": as_nrrd(),
     "big-endian nrrd": as_nrrd(BIG),
     "zipped nrrd": as_nrrd(encoding="gzip"),
@@ -103,6 +104,8 @@ LEFT = {
     "nifti of a negative length behind its axes": nifti(dim=[3, 7, 5, 4, -1, 1, 1, 1]),
     "infinite slope, as which none counts": nifti(scl_slope=np.inf),
     "infinite intercept, of no slope": nifti(scl_slope=0, scl_inter=np.inf),
+    "freesurfer of a type without a sign": as_mgh(counting(dtype="uint16")),
+    "freesurfer in gzip by its bytes alone": as_mgh(zipped=True),
     "big-endian metaimage": as_metaimage(BIG),
     "order of bytes of another name": as_metaimage(
         BIG, BinaryDataByteOrderMSB=None, ElementByteOrderMSB=True

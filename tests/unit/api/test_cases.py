@@ -21,7 +21,7 @@ from app.training.data.specimens import pair_files
 from tests.support.answers import UNKNOWN, place_by_hand
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.nifti_files import nifti
-from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nifti, as_nrrd
 from tests.support.services import (
     MODEL,
     RAW,
@@ -42,6 +42,7 @@ OTHERS = {
     "nrrd": as_nrrd(VOXELS, AFFINE, encoding="gzip"),
     "zipped nrrd": gzip.compress(as_nrrd(VOXELS, AFFINE)),
     "metaimage": as_metaimage(VOXELS, AFFINE, zipped=True),
+    "freesurfer": as_mgh(VOXELS, AFFINE, zipped=True),
     "dicom": zipped(as_dicom(VOXELS, AFFINE)),
 }
 KEYS = {name: hash_key(name) for name in ("anna", "nameless", "admin")}

@@ -16,7 +16,7 @@ from app.engine.fair_budget import FairBudget, Reservation
 from app.engine.metrics import Metrics
 from tests.support.dicom_files import PATIENT, as_dicom, as_enhanced, zipped
 from tests.support.required import needs_reports
-from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nifti, as_nrrd
 from tests.support.services import SHAPE, running, shared_of, toy_models, toy_settings
 from tests.support.structured_reports import read_report
 
@@ -30,6 +30,7 @@ FILES = {
     "application/nifti": as_nifti(VOXELS, AFFINE),
     "application/x-nrrd": as_nrrd(VOXELS, AFFINE, encoding="gzip"),
     "application/x-metaimage": as_metaimage(VOXELS, AFFINE, zipped=True),
+    "application/x-mgh": as_mgh(VOXELS, AFFINE, zipped=True),
     "application/zip": SERIES,
     "application/dicom": as_enhanced(VOXELS, AFFINE),
 }

@@ -1,4 +1,4 @@
-"""Damaged NRRD, MetaImage and DICOM files: a valid volume or a named error, in bounded memory."""
+"""Damaged files of all formats but NIfTI: a valid volume or a named error, in bounded memory."""
 
 import re
 import tracemalloc
@@ -21,7 +21,7 @@ from tests.support.dicom_files import (
     zipped,
 )
 from tests.support.nifti_files import LARGE_ENOUGH, assert_fit_for_use, counting
-from tests.support.scan_files import as_metaimage, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nrrd
 
 FEW, PART, MANY = 250, 950, 5000
 
@@ -43,6 +43,7 @@ METAIMAGES = (
     as_metaimage(counting(dtype="float64"), zipped=True),
     as_metaimage(FRAMES),
 )
+MGHS = (as_mgh(), as_mgh(FRAMES), as_mgh(counting(dtype="float32"), zipped=True))
 
 DICOM = as_dicom(counting(dtype="uint16"), RescaleSlope="2")
 DICOMS = (
@@ -66,6 +67,7 @@ def damaged_series(seed: int) -> bytes:
 FORMATS: dict[str, Callable[[int], bytes]] = {
     "nrrd": lambda seed: mutate(NRRDS, seed).content,
     "metaimage": lambda seed: mutate(METAIMAGES, seed).content,
+    "mgh": lambda seed: mutate(MGHS, seed).content,
     "dicom": lambda seed: mutate(DICOMS, seed, head=HEAD_BYTES).content,
     "dicom series": damaged_series,
     "zip": lambda seed: mutate(ARCHIVES, seed, head=len(ARCHIVES[0])).content,

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from app.io.volume import read_volume
 from tests.support.dicom_files import as_dicom, zipped
 from tests.support.nifti_files import SHAPE, counting
-from tests.support.scan_files import as_metaimage, as_nifti, as_nrrd
+from tests.support.scan_files import as_metaimage, as_mgh, as_nifti, as_nrrd
 
 ORIENTATIONS = [
     np.eye(3)[list(axes)] * np.array(signs)
@@ -21,6 +21,8 @@ ORIENTATIONS = [
 SPACING = np.array([0.7, 1.1, 2.5])
 FLIP_K = np.array([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, -1, SHAPE[2] - 1], [0, 0, 0, 1]])
 TOLERANCE_MM = 1e-6
+FLOAT32_MM = 2e-5
+"""Of the numbers in a FreeSurfer file."""
 
 
 def oblique() -> np.ndarray:
@@ -54,6 +56,10 @@ def test_affine_and_voxels_are_the_same_in_all_formats(orientation: np.ndarray) 
         volume = read_volume(content)
         assert_array_equal(volume.voxels, array)
         assert_allclose(volume.affine, affine, atol=TOLERANCE_MM)
+    for content in (as_mgh(array, affine), as_mgh(array, affine, zipped=True)):
+        volume = read_volume(content)
+        assert_array_equal(volume.voxels, array)
+        assert_allclose(volume.affine, affine, atol=FLOAT32_MM)
 
 
 @PLACED

@@ -165,9 +165,9 @@ def test_scan_that_takes_a_missing_package_names_the_extra(monkeypatch: pytest.M
 
 
 def test_file_that_nibabel_does_not_read_is_refused_with_what_it_says(tmp_path: Path) -> None:
-    path = tmp_path / "broken.mgz"
+    path = tmp_path / "broken.mnc"
     path.write_bytes(b"no scan")
-    with pytest.raises(NotAVolume, match=r"got broken\.mgz, of which it says: Not a gzipped"):
+    with pytest.raises(NotAVolume, match=r"got broken\.mnc, of which it says: Cannot work out"):
         read_file(path)
     assert files_of(path) == (path,)
     with pytest.raises(FileNotFoundError):

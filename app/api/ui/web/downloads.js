@@ -30,7 +30,7 @@ const cellsOf = (one) => [
 ];
 
 /** The title of a scan without what says its format. */
-const stemOf = (title) => title.replace(/\.(nii(\.gz)?|gz|hdr|nrrd|nhdr|mha|mhd|zip|dcm)(?=$| (frame|series) \d+$)/i, "");
+const stemOf = (title) => title.replace(/\.(nii(\.gz)?|gz|hdr|nrrd|nhdr|mha|mhd|mg[hz]|zip|dcm)(?=$| (frame|series) \d+$)/i, "");
 
 /** Offer an answer with its corrections as they are when a button is pressed; `onProblem` gets null at first. */
 export function offerDownloads(title, edits, onProblem) {

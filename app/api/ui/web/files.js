@@ -44,8 +44,9 @@ async function formatOf(file) {
   const start = String.fromCharCode(...new Uint8Array(bytes));
   if (start.startsWith("PK")) return "zip";
   if (start.startsWith("DICM", 128)) return "dcm";
-  if (start.startsWith("\x1f\x8b")) return "nii.gz";
+  if (start.startsWith("\x1f\x8b")) return /\.mgz$/i.test(file.name) ? "mgz" : "nii.gz";
   if (start.startsWith("NRRD")) return "nrrd";
+  if (start.startsWith("\0\0\0\x01")) return "mgh";
   if (start.startsWith("ObjectType") || start.startsWith("NDims")) return "mha";
   return start.startsWith("n+1", 344) || start.startsWith("n+2", 4) ? "nii" : "";
 }
@@ -62,7 +63,7 @@ async function scansAmong(files, isFolder = false) {
     for (const file of shown) if (!formats.has(file)) formats.set(file, await formatOf(file));
   }
   const of = (...some) => shown.filter((file) => some.includes(formats.get(file)));
-  const [scans, dicom] = [of("named", "nii", "nrrd", "mha"), of("dcm")];
+  const [scans, dicom] = [of("named", "nii", "nrrd", "mha", "mgh", "mgz"), of("dcm")];
   const others = shown.filter((file) => !scans.includes(file) && !dicom.includes(file));
   if (dicom.length) scans.push(dicom.length > 1 || isFolder ? await archive(dicom) : dicom[0]);
   return [scans, others.map(nameOf)];

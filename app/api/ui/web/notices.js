@@ -25,7 +25,7 @@ export const CANCELLED = new Problem({ code: "cancelled", title: "Cancelled", de
 export const NO_SCAN = new Problem({
   code: "no-scan",
   title: "No scan found",
-  detail: "Expected NIfTI (.nii, .nii.gz), NRRD (.nrrd), MetaImage (.mha, .mhd) or DICOM files.",
+  detail: "Expected NIfTI (.nii, .nii.gz), NRRD (.nrrd), MetaImage (.mha, .mhd), FreeSurfer (.mgz) or DICOM files.",
 });
 const LEFT_OUT_NAMES = 3; // a study may have hundreds of other files
 // Besides those that are passing.
