@@ -38,6 +38,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _uncovered_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test is not covered, the processes that it starts are not, either."""
+    if "no_cover" in request.fixturenames or request.node.get_closest_marker("no_cover"):
+        monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Find the folder of real scans: LANDMARKD_DATA, else ../shared/data beside the checkout.

@@ -43,11 +43,13 @@ def test_without_the_trainer_its_commands_are_unknown() -> None:
     assert "No such command 'train'" in done.stderr
 
 
+@pytest.mark.no_cover
 def test_without_the_trainer_a_model_is_checked(tmp_path: Path) -> None:
     done = run(["check", str(make_model_folder(tmp_path)), "--device", "cpu"], WITHOUT)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "words", [["--help"], ["--version"], ["train", "--help"], ["serve", "--help"]]
 )

@@ -373,6 +373,7 @@ def examples(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
+@pytest.mark.no_cover
 def test_examples_in_the_readme_work(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
@@ -388,7 +389,6 @@ def test_examples_in_the_readme_work(tmp_path: Path) -> None:
     assert [landmark.mirror for landmark in made.landmarks] == ["right", "left"]
     tiles = torch.rand(3, 1, 32, 32, 48)
     expected = load(folder)(tiles)
-
     with warnings.catch_warnings():
         # torch 2.13 copies tree specifications in a way that it has itself deprecated.
         warnings.simplefilter("ignore")

@@ -197,6 +197,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.no_cover
 def test_a_model_is_run_on_the_scan_its_halves_and_blanks(trained: Path) -> None:
     model = load_checked(trained / "mine", torch.device("cpu"))
     (files,) = pair_files(trained / "scans", trained / "landmarks", ["one"])

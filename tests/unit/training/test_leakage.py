@@ -32,6 +32,7 @@ def leaked(data: Path, model: str) -> list[str]:
     return find_leaked(data / model, pair_files(data / "scans", data / "landmarks"))
 
 
+@pytest.mark.no_cover
 def test_a_measurement_names_the_scans_that_the_model_was_trained_on(
     data: Path, tmp_path: Path
 ) -> None:

@@ -173,6 +173,7 @@ def test_second_learner_of_a_model_is_refused_before_anything_is_trained(
     assert not (model.parent / ".phantom" / "next").exists()
 
 
+@pytest.mark.no_cover
 def test_interrupted_learning_is_resumed_and_made_anew_only_where_it_would_be_another(
     model: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_interrupted_learning_is_resumed_and_made_anew_only_where_it_would_be_an
     assert read_manifest(candidate).description == "Of another kind."
 
 
+@pytest.mark.no_cover
 def test_version_that_was_taken_back_is_not_made_again_of_the_same_cases(
     model: Path, store: Path
 ) -> None:
@@ -258,6 +260,7 @@ def test_watch_goes_on_after_a_case_was_deleted_while_it_learned(
     assert done == [True, True]
 
 
+@pytest.mark.no_cover
 def test_second_network_learns_as_well(tmp_path: Path) -> None:
     data, model = write_data(tmp_path / "data", 18), tmp_path / "mine"
     small = ("--filters", "4,4,8", "--batch", 1, "--device", "cpu", "--steps", 1)

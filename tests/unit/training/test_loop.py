@@ -68,6 +68,7 @@ def test_training_that_is_done_changes_nothing_and_keeps_what_people_wrote(
     assert load_checked(folder, torch.device("cpu")).manifest.description == "bones"
 
 
+@pytest.mark.no_cover
 def test_interrupted_training_resumes_to_the_same_weights_as_an_uninterrupted_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +247,7 @@ def test_training_in_bfloat16_writes_finite_weights(data: Path, tmp_path: Path) 
     assert all(tensor.isfinite().all() for tensor in rounded.values())
 
 
+@pytest.mark.no_cover
 def test_a_held_out_scan_that_the_model_does_not_answer_is_named_and_ends_no_training(
     data: Path, tmp_path: Path
 ) -> None:

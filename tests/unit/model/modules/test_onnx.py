@@ -81,6 +81,7 @@ def test_tile_is_answered_in_a_batch_as_alone() -> None:
     assert_same(read(tiles)[1:2], read(tiles[1:2]))
 
 
+@pytest.mark.no_cover
 @torch.inference_mode()
 def test_batch_of_a_network_for_one_tile_is_computed_tile_by_tile() -> None:
     tiles = torch.rand(3, 1, *TILE)
@@ -161,6 +162,7 @@ def detect(folder: Path, volume: Volume) -> dict[str, Any]:
     return {landmark.name: landmark for landmark in found.landmarks}
 
 
+@pytest.mark.no_cover
 def test_landmarks_are_where_torch_finds_them(phantom_folder: Path) -> None:
     volume = make_phantom(11).volume
     expected, found = detect(MODELS / "phantom", volume), detect(phantom_folder, volume)
@@ -358,6 +360,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, package: str) -
         read_onnx(data)
 
 
+@pytest.mark.no_cover
 def test_packages_are_imported_only_for_a_model_that_needs_them() -> None:
     code = (
         "import sys, app.inference; sys.exit('onnx' in sys.modules or 'onnxruntime' in sys.modules)"
