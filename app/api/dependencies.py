@@ -106,8 +106,10 @@ KeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(api_key)]
 AdminKeyDep = Annotated[HTTPAuthorizationCredentials | None, Depends(admin_key)]
 
 
-async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
+async def require_api_key(request: Request, shared: SharedDep, key: KeyDep) -> None:
     """Refuse a call without a valid key; without API keys in the settings, every call is allowed.
+
+    Its log line names the key.
 
     Raises:
         Unauthorized: The key is missing or wrong.
@@ -116,12 +118,13 @@ async def require_api_key(shared: SharedDep, key: KeyDep) -> None:
     if settings.api_keys:
         admin = (settings.admin_key_hash,) if settings.admin_key_hash else ()
         _check_key(key, (*_hashes(settings), *admin), "an API key")
+        record_of(request.scope).key = name_key(settings, key)
 
 
-async def has_api_key(shared: SharedDep, key: KeyDep) -> bool:
+async def has_api_key(request: Request, shared: SharedDep, key: KeyDep) -> bool:
     """Return whether a call may see more than whether the service is ready."""
     try:
-        await require_api_key(shared, key)
+        await require_api_key(request, shared, key)
     except Unauthorized:
         return False
     return True

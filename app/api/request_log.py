@@ -28,6 +28,7 @@ class RequestRecord:
         ms: Time from the head of the request to the end of the response.
         bytes: Of the file that was sent, or of the part of one.
         shape: Of its scan, in voxels.
+        key: Name of the API key that was sent, or the start of its hash.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class RequestRecord:
     model: str | None = None
     bytes: int | None = None
     shape: tuple[int, ...] | None = None
+    key: str | None = None
 
 
 def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from app.api.dependencies import hash_key
 from app.api.sse import EVENT_STREAM
 from app.engine.fair_budget import FairBudget
 from app.io.schemas import Problem
@@ -216,7 +217,8 @@ def test_slow_body_is_answered_408(models: Path) -> None:
 @pytest.fixture(scope="module")
 def guarded(models: Path) -> Iterator[TestClient]:
     hashes = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("user", "admin")}
-    settings = toy_settings(models, api_keys=(hashes["user"],), admin_key_hash=hashes["admin"])
+    keys = (f"anna:{hashes['user']}", hash_key("nameless"))
+    settings = toy_settings(models, api_keys=keys, admin_key_hash=hashes["admin"])
     with running(settings) as client:
         yield client
 
@@ -236,6 +238,25 @@ def test_key_decides_what_may_be_called(
         if response.status_code == 401:
             assert problem_of(response).code == "unauthorized"
             assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (None, None),
+        ("wrong", None),
+        ("user", "anna"),
+        ("nameless", hash_key("nameless")[:8]),
+        ("admin", "admin"),
+    ],
+)
+def test_log_line_names_the_key_that_a_call_has_shown(
+    key: str | None, name: str | None, guarded: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "app.requests")
+    guarded.get("/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    (line,) = [line for line in caplog.records if line.name == "app.requests"]
+    assert vars(line).get("key") == name
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])

@@ -63,7 +63,7 @@ async function scansAmong(files, isFolder = false) {
     for (const file of shown) if (!formats.has(file)) formats.set(file, await formatOf(file));
   }
   const of = (...some) => shown.filter((file) => some.includes(formats.get(file)));
-  const [scans, dicom] = [of("named", "nii", "nrrd", "mha", "mgh", "mgz"), of("dcm")];
+  const [scans, dicom] = [of("named", "nii", "nrrd", "mha", "mgh"), of("dcm")];
   const others = shown.filter((file) => !scans.includes(file) && !dicom.includes(file));
   if (dicom.length) scans.push(dicom.length > 1 || isFolder ? await archive(dicom) : dicom[0]);
   return [scans, others.map(nameOf)];
