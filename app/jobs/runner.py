@@ -256,7 +256,7 @@ class JobRunner:
     def _set_aside(self, claim: Claim, reason: str) -> None:
         """Have all other scans come before one, for a while."""
         if not self._aside:
-            fields = {"request_id": claim.order.request_id, "reason": reason}
+            fields = {**_ids(claim), "reason": reason}
             logger.warning("the disk has no room for a scan of a job", extra=fields)
             asyncio.get_running_loop().call_later(ASIDE_S, self._take_back)
         self._aside[claim] = reason
@@ -267,7 +267,7 @@ class JobRunner:
 
     def _count(self, code: str, status: int, claim: Claim) -> None:
         self._metrics.job_scans.labels(code).inc()
-        fields = {"request_id": claim.order.request_id, "code": code, "attempts": claim.attempts}
+        fields = {**_ids(claim), "code": code, "attempts": claim.attempts}
         level = logging.INFO if status < 500 else logging.WARNING  # As of a request.
         logger.log(level, "scan of a job", extra=fields)
 
@@ -324,6 +324,11 @@ class JobRunner:
 
     def _note_progress(self, claim: Claim, progress: Progress) -> None:
         self._runs[claim].tiles = progress.tile, progress.tiles
+
+
+def _ids(claim: Claim) -> dict[str, str]:
+    """For a log line: who asks for a scan that is missing names its job."""
+    return {"request_id": claim.order.request_id, "job": claim.job}
 
 
 async def _in_turn(

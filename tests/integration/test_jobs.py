@@ -233,7 +233,7 @@ def test_scan_that_kills_the_service_is_given_up_and_harms_no_other(
         problem = service.client.get(f"{path}/scans/1")
         assert (problem.status_code, problem.json()["code"]) == (500, "given-up")
         assert "3 times" in problem.json()["detail"]
-        failed = service.wait_for(message="scan of a job", code="given-up")
+        failed = service.wait_for(message="scan of a job", code="given-up", job=path.split("/")[-1])
         assert failed["level"] == "warning"
     assert set(written(folder).values()) == {1}
 
