@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import numpy as np
 
@@ -143,13 +143,10 @@ def serving(kind: Kind, model: Path, **settings: str) -> Iterator[Server]:
         (models / model.name).symlink_to(model.resolve(), target_is_directory=True)
         port = int(settings.get("PORT", "0")) or free_port()
         start = time.perf_counter()
-        process = subprocess.Popen(
-            _command(kind, model, port, settings.get("DEVICE", "cpu")),
-            cwd=ROOT,
-            env=os.environ | _environment(kind, models, port, settings),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+        process = start_module(
+            _words(kind, model, port, settings.get("DEVICE", "cpu")),
+            os.environ | _environment(kind, models, port, settings),
+            log,
         )
         try:
             _wait(process, port, kind.ready, log.name)
@@ -218,10 +215,24 @@ def absent(kind: Kind, what: str, limit: Limit | None = None) -> Row:
     return Row(what, None, rival=kind.name, limit=limit, note=f"{kind.package} is not installed")
 
 
-def _command(kind: Kind, model: Path, port: int, device: str) -> list[str]:
+def start_module(
+    words: Sequence[str], environment: Mapping[str, str], log: TextIO
+) -> "subprocess.Popen[bytes]":
+    """Run a module, named by the first word, in a session of its own; a file gets all it says."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+def _words(kind: Kind, model: Path, port: int, device: str) -> list[str]:
     if not kind.module:
-        return [sys.executable, "-m", "app.cli", "serve"]
-    return [sys.executable, "-m", kind.module, str(model), str(port), device, *kind.words]
+        return ["app.cli", "serve"]
+    return [kind.module, str(model), str(port), device, *kind.words]
 
 
 def _environment(kind: Kind, models: Path, port: int, settings: dict[str, str]) -> dict[str, str]:

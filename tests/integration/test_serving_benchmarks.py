@@ -2,8 +2,10 @@
 
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from app.inference.detector import Detector
 from app.inference.load import load_checked
 from app.io.volume import read_volume
+from tests.benchmarks import servers
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.bars import idling
 from tests.benchmarks.harness import DisagreementError, Run, measure_bar
@@ -47,6 +50,19 @@ from tests.benchmarks.servers import (
     serving,
 )
 from tests.integration.test_benchmarks import SERVING
+from tests.support.programs import fork_module
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers need not import anew what they share; those of others start processes themselves."""
+
+    def start(words: Sequence[str], environment: Mapping[str, str], log: TextIO) -> object:
+        known = words[0] in ("app.cli", LOCKED.module, BARE.module)
+        return (fork_module if known else start_module)(words, environment, log)
+
+    start_module = servers.start_module
+    monkeypatch.setattr(servers, "start_module", start)
 
 
 @pytest.mark.parametrize("name", SERVING)

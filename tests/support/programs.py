@@ -5,7 +5,9 @@ server does those once: what it forks is up after a tenth of that, and is otherw
 """
 
 import os
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -64,3 +66,49 @@ def _run(code: str, environment: Mapping[str, str], errors: Connection) -> None:
     os.environ.update(environment)
     os.dup2(errors.fileno(), 2)
     exec(code, {"__name__": "__main__"})  # noqa: S102 - it is our own text
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedModule:
+    """What ``fork_module`` has started, with what is used of ``subprocess.Popen``."""
+
+    process: BaseProcess
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.process.name), timeout or 0.0)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.process.kill()
+
+
+def fork_module(words: Sequence[str], environment: Mapping[str, str], log: TextIO) -> ForkedModule:
+    """Run a module as ``tests.benchmarks.servers.start_module`` does, but by the fork server."""
+    code = (
+        "import os, runpy, sys\n"
+        "os.setsid()\n"
+        f"log = os.open({log.name!r}, os.O_WRONLY | os.O_APPEND)\n"
+        "os.dup2(log, 1)\n"
+        "os.dup2(log, 2)\n"
+        f"sys.argv[:] = {list(words)!r}\n"
+        "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    )
+    process, errors = start_program(code, environment, fresh=False)
+    errors.close()
+    return ForkedModule(process)
